@@ -1,0 +1,89 @@
+"""`selattn demo`: the paper's example `y=7; x=1; x=3; z=5; x=?`, drawn in the terminal.
+
+One attention head with weights set by hand, and the real operator. It shows which token masks which, the
+matrices S and F, and what is read with and without them.
+"""
+
+import argparse
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selattn.cli._assignment import Example
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Register the command."""
+    subparsers.add_parser("demo", help="the paper's example, drawn in the terminal", description=__doc__)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compute the example and draw it."""
+    from rich.console import Console
+
+    from selattn.cli._assignment import compute
+
+    draw(compute(), Console(highlight=False))
+    return 0
+
+
+def draw(example: "Example", console: "Console") -> None:
+    """The four parts, from who masks whom to the answer."""
+    from rich.columns import Columns
+
+    from selattn.cli import _draw
+    from selattn.cli._assignment import ANSWERS, TOKENS
+
+    matrix = partial(_draw.matrix, tokens=TOKENS, cell=7 if console.width >= 104 else 5)
+
+    console.print("\n[bold]y=7; x=1; x=3; z=5; x=?[/]   What is x? The latest value counts: 3.")
+    console.print("One attention head, weights set by hand; nothing was trained.\n")
+
+    console.print("[bold]Who masks whom[/]")
+    draw_masking(example, console)
+
+    heat = partial(matrix, shade=_draw.green_to_red)
+    S = heat("S: a row masks a column", "relu(logits); 0 for <BOS> and itself", values=example.S)
+    F = heat("F: a row finds a column masked", "the sum of S over the rows above", values=example.F)
+    console.print(Columns([S, F], padding=(0, 4)), "")
+
+    blue = partial(matrix, shade=_draw.white_to_blue)
+    standard = blue("Standard attention", "softmax(logits)", values=example.standard)
+    selective = blue("Selective attention", "softmax(logits - F)", values=example.selective)
+    console.print(Columns([standard, selective], padding=(0, 4)), "")
+
+    answers = {"standard": example.standard_answer, "selective": example.selective_answer}
+    console.print("[bold]What x=? reads[/]")
+    console.print(_draw.bars(ANSWERS, answers, width=min(console.width, 104) // 2 - 16), "")
+    console.print(conclusion(example), "")
+
+
+def draw_masking(example: "Example", console: "Console") -> None:
+    """The sentence with its masked tokens struck through, and an arrow from each token to those it masks."""
+    from selattn.cli import _draw
+    from selattn.cli._assignment import TOKENS
+
+    cell, last = 7, len(TOKENS) - 1
+    console.print(_draw.sentence(TOKENS, (example.F[last] > 0).tolist(), cell))
+    for i, row in enumerate(example.S):
+        targets = row.nonzero().flatten().tolist()
+        if targets:
+            whom = " and ".join(TOKENS[j] for j in targets)
+            note = f"{TOKENS[i]} masks {whom}" if i < last else f"so would {TOKENS[i]}, for later tokens"
+            console.print(f"{_draw.arrow(i, targets, len(TOKENS), cell)}  {note}")
+    console.print()
+
+
+def conclusion(example: "Example") -> str:
+    """One sentence with the numbers that were computed."""
+    from selattn.cli._assignment import ANSWERS
+
+    first, second = example.standard_answer.topk(2).indices.sort().values.tolist()
+    best = int(example.selective_answer.argmax())
+    return (
+        f"Standard attention reads {ANSWERS[first]} ({example.standard_answer[first]:.2f}) and {ANSWERS[second]} "
+        f"({example.standard_answer[second]:.2f}) alike. "
+        f"Selective attention answers [bold]{ANSWERS[best]}[/] ({example.selective_answer[best]:.2f})."
+    )

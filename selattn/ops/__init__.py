@@ -1,0 +1,20 @@
+"""Tensors in, tensors out: what F is, attention with it and without, and the backends that compute it."""
+
+from selattn.ops.attention import causal_attention, selective_attention
+from selattn.ops.dispatch import backends
+from selattn.ops.patterns import Fixed, Pattern, Strided
+from selattn.ops.request import Attention
+from selattn.ops.selection import Selection
+from selattn.ops.sequences import Sequences
+
+__all__ = [
+    "Attention",
+    "Fixed",
+    "Pattern",
+    "Selection",
+    "Sequences",
+    "Strided",
+    "backends",
+    "causal_attention",
+    "selective_attention",
+]

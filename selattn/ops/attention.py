@@ -1,0 +1,225 @@
+"""The operator, in the conventions of `torch.nn.functional.scaled_dot_product_attention`.
+
+selective_attention   softmax(Q K^T / sqrt(d) - F) V, the paper's mechanism
+causal_attention      the baselines that the paper trains: standard, local window, strided and fixed sparse
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selattn.ops import checks, dispatch
+from selattn.ops.patterns import Pattern
+from selattn.ops.request import Request
+from selattn.ops.selection import Selection
+from selattn.ops.sequences import Sequences
+from selattn.ops.tile import compute_dtype
+
+DEFAULT_SELECTION = Selection()
+
+
+def selective_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    selection: Selection = DEFAULT_SELECTION,
+    selection_query: Tensor | None = None,
+    selection_key: Tensor | None = None,
+    strength: float | Tensor = 1.0,
+    sequences: Sequences | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    visible_until: Tensor | None = None,
+    state: Tensor | None = None,
+    tau: float = 1.0,
+    return_f: bool = False,
+    return_memory: bool = False,
+    return_state: bool = False,
+    return_weights: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """Selective attention: softmax(scale Q K^T - F) V with F[i, j] = sum over j < k < i of relu(head 0's logit[k, j]).
+
+    The first eight arguments are those of `scaled_dot_product_attention`, with three differences: attention is always
+    causal; when there are fewer queries than keys, the queries are the last rows (not the first); and a row that sees
+    nothing gives zeros.
+
+    Args:
+        query: [B, H, N, D].
+        key: [B, G, M, D] with M >= N; G = H, or a divisor of H with `enable_gqa`.
+        value: [B, G, M, Dv].
+        attn_mask: broadcastable to [B, H, N, M]. Bool: true where attention is allowed; one that is the same for all
+            rows and heads ([B, 1, 1, M]) is taken for a padding mask, like `Sequences.from_mask`. Floating point: added
+            to the logits after scale and soft cap, so that S contains it; differentiable.
+        dropout_p: probability that an attention weight is dropped. S and F are not affected.
+        is_causal: must be true; selection has no meaning for queries that come before the key.
+        scale: the factor of Q K^T, by default 1 / sqrt(D).
+        enable_gqa: allow fewer key-value heads than query heads; query head h uses key-value head h // (H / G).
+        selection: which head selects, the constraints and the shift. See `Selection`.
+        selection_query: [B, S, N, Ds], with `selection_key` a separate bilinear form for S (the paper's appendix)
+            instead of a head; its logits are scaled by 1 / sqrt(Ds).
+        selection_key: [B, S, M, Ds].
+        strength: in [0, 1], multiplies S. A 0-d tensor is not differentiated, and can change without recompilation.
+        sequences: padding and packed documents. See `Sequences`; the default is one sequence of M tokens in each row.
+        window: a query sees the last `window` keys only, its own included.
+        softcap: logits become softcap * tanh(logits / softcap).
+        visible_until: integers [B, M] or [B, G, M]: key j is seen by row i only if i < visible_until[..., j]. Rows are
+            counted in key positions. This is what pruning is.
+        state: [B, S, M - N], what the queries before these ones selected (`Attention.state` of an earlier call).
+            Required when N < M: with no state, everything forgotten would be remembered again.
+        tau: the clamp of the memory M_i.
+        return_f: return F, [B, S, N, M].
+        return_memory: return M_i, [B, S, N].
+        return_state: return the state after these queries, [B, S, M].
+        return_weights: return the attention weights, [B, H, N, M].
+        backend: "auto", or a name from `selattn.ops.backends()`.
+
+    Returns:
+        The output [B, H, N, Dv]; with any `return_*`, an `Attention` tuple with that and what was asked for. All of it
+        has gradients with respect to query, key, value, a floating point attn_mask, the separate form and the state.
+    """
+    if not is_causal:
+        raise checks.error("selective attention is causal: leave is_causal at True")
+    query, key, value, selection_query, selection_key = _autocast(query, key, value, selection_query, selection_key)
+    request = _request(
+        query, key, value, attn_mask, dropout_p, scale, enable_gqa, sequences, window, softcap, visible_until
+    )
+    checks.selection(query, key, selection, selection_query, selection_key)
+    checks.positive("tau", tau)
+    request = request._replace(
+        selection=selection,
+        selection_query=selection_query,
+        selection_key=selection_key,
+        strength=_strength(query, strength),
+        tau=tau,
+        return_f=return_f,
+        return_memory=return_memory,
+        return_state=return_state,
+        return_weights=return_weights,
+    )
+    request = request._replace(state=_state(request, state))
+    return _run(request, backend)
+
+
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    sequences: Sequences | None = None,
+    window: int | None = None,
+    pattern: Pattern | None = None,
+    softcap: float | None = None,
+    visible_until: Tensor | None = None,
+    return_weights: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """Attention with no F: standard causal, a local window, or a sparse pattern. Arguments as in `selective_attention`.
+
+    `pattern` is a `Strided` or `Fixed` of Child et al. (2019); positions are counted inside each sequence.
+    """
+    if not is_causal:
+        raise checks.error("causal_attention is causal: leave is_causal at True")
+    query, key, value = _autocast(query, key, value)
+    request = _request(
+        query, key, value, attn_mask, dropout_p, scale, enable_gqa, sequences, window, softcap, visible_until
+    )
+    return _run(request._replace(pattern=pattern, return_weights=return_weights), backend)
+
+
+def _request(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    scale: float | None,
+    enable_gqa: bool,
+    sequences: Sequences | None,
+    window: int | None,
+    softcap: float | None,
+    visible_until: Tensor | None,
+) -> Request:
+    """What selective and standard attention have in common, checked."""
+    checks.tensors(query, key, value, enable_gqa)
+    checks.numbers(dropout_p, scale, softcap, window)
+    mask, bias = None, None
+    if attn_mask is not None:
+        full = checks.attn_mask(attn_mask, query, key)
+        if full.dtype != torch.bool:
+            bias = full.to(compute_dtype(query.dtype))
+        elif sequences is None and full.shape[1:3] == (1, 1):
+            sequences = Sequences.from_mask(full[:, 0, 0].expand(query.shape[0], key.shape[2]))
+        else:
+            mask = full
+    until = None
+    if visible_until is not None:
+        checks.visible_until(visible_until, key)
+        until = visible_until if visible_until.ndim == 3 else visible_until.unsqueeze(1)
+    if sequences is not None:
+        checks.sequences(sequences, key)
+    return Request(
+        query,
+        key,
+        value,
+        scale=query.shape[-1] ** -0.5 if scale is None else scale,
+        start=None if sequences is None else sequences.start,
+        until=until,
+        window=window,
+        mask=mask,
+        bias=bias,
+        softcap=softcap,
+        dropout_p=dropout_p,
+    )
+
+
+def _strength(query: Tensor, strength: float | Tensor) -> Tensor | None:
+    """None for 1, so that the common case costs nothing; a tensor otherwise."""
+    checks.strength(strength)
+    if isinstance(strength, Tensor):
+        return strength.to(query.device, compute_dtype(query.dtype))
+    return None if strength == 1.0 else torch.tensor(strength, device=query.device, dtype=compute_dtype(query.dtype))
+
+
+def _state(request: Request, state: Tensor | None) -> Tensor | None:
+    """The state over all M keys: the new ones have not been selected yet."""
+    if not checks.state(state, request):
+        return None
+    assert state is not None
+    return torch.nn.functional.pad(state.to(compute_dtype(request.query.dtype)), (0, request.query.shape[-2]))
+
+
+def _autocast(*tensors: Any) -> tuple[Any, ...]:
+    """Under autocast: the inputs in its dtype, as `scaled_dot_product_attention` takes them; fp64 is left alone."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    low = torch.get_autocast_dtype(device)
+    half = (torch.float32, torch.bfloat16, torch.float16)
+    return tuple(x.to(low) if x is not None and x.dtype in half else x for x in tensors)
+
+
+def _run(request: Request, backend: str) -> Any:
+    """Run it; autocast has been obeyed by now, and what backends do in fp32 (F above all) stays in fp32."""
+    device = request.query.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            result = dispatch.attend(request, backend)
+    else:
+        result = dispatch.attend(request, backend)
+    asked = request.return_f or request.return_memory or request.return_state or request.return_weights
+    return result if asked else result.output

@@ -1,0 +1,296 @@
+"""Attention in strips: linear memory, forward and backward, in plain PyTorch.
+
+F depends on earlier queries of the same column only. That decides both directions:
+
+    forward   row strips, top to bottom: all keys of a few queries. The state of F after one strip starts the next,
+              and a strip holds whole rows, so its softmax needs no second pass.
+    backward  column strips: all queries of a few keys. A strip holds whole columns, so F and its reverse running sum
+              dS[k, j] = sum over i > k of dF[i, j] are each one cumulative sum, and nothing of F was stored.
+
+The backward pass, with P the weights, dP = dO V^T and delta = rowsum(dO * O), for each head h:
+
+    dA^h = P^h (dP^h - delta^h)
+    dF   = - sum over h of dA^h + (gradients of F and M that came from outside)
+    dA of the selecting head += dS where its logit is positive and may select
+
+exp is written exp2(x log2 e): PyTorch's exp falls into a path that is up to 80 times slower where results underflow, as
+those of forgotten keys do.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from selattn.ops.request import Request
+from selattn.ops.selection import (
+    accumulate,
+    accumulate_backward,
+    constrain,
+    constrain_backward,
+    memory,
+    memory_backward,
+)
+from selattn.ops.tile import (
+    Tile,
+    by_group,
+    by_mask,
+    compute_dtype,
+    cut,
+    may_select,
+    products,
+    seen_by_selection,
+    separate_scale,
+    soft_capped,
+    visible,
+)
+
+LOG2E = 1.4426950408889634
+# A strip of this many logits (8 MB in fp32) was the fastest to within 5% for N from 1,024 to 4,096; see benchmarks/.
+STRIP_ELEMENTS = 1 << 21
+STRIP_WIDTHS = (32, 128)
+DROPOUT_BLOCK = 128
+
+
+class Forward(NamedTuple):
+    """What the forward pass gives: [B,H,N,Dv], [B,H,N], and F, M and the state, each empty if there is none."""
+
+    output: Tensor
+    lse: Tensor
+    f: Tensor
+    memory: Tensor
+    state: Tensor
+
+
+class Gradients(NamedTuple):
+    """Gradients of the inputs; None for what was not given."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    selection_query: Tensor | None
+    selection_key: Tensor | None
+    bias: Tensor | None
+    state: Tensor | None
+
+
+class _Logits(NamedTuple):
+    """The logits of one tile and what its backward pass needs."""
+
+    shifted: Tensor  # [B, H, n, m] logits - F, -inf where invisible
+    capped: Tensor | None  # [B, H, n, m] after the soft cap, before the bias
+    selecting: Tensor | None  # [B, S, n, m] the logits that S is made of
+    allowed: Tensor | None  # where they may select
+    seen: Tensor
+    f: Tensor | None
+    state: Tensor | None
+
+
+def forward(request: Request, seed: int) -> Forward:
+    """Row strips, top to bottom."""
+    query, key, value = _inputs(request)
+    batch, heads, rows = query.shape[:3]
+    keys, masks = key.shape[2], request.masks
+    output = query.new_zeros(batch, heads, rows, value.shape[3])
+    lse = query.new_full((batch, heads, rows), torch.inf)
+    f = query.new_zeros(batch, masks, rows, keys) if request.return_f else query.new_empty(0)
+    state = query.new_zeros(batch, masks, keys) if request.state is None else request.state.clone()
+    kept = query.new_zeros(batch, masks, rows) if request.return_memory else query.new_empty(0)
+
+    height = strip_width(batch * heads * keys)
+    for r0 in range(0, rows, height):
+        r1 = min(rows, r0 + height)
+        t = Tile(r0, r1, _first_column(request, r0, r1), request.offset + r1)
+        if t.c0 >= t.c1:  # padding only
+            continue
+        logits = _logits(request, t, query, key, state[..., t.c0 : t.c1])
+        if logits.f is not None and logits.state is not None:
+            state[..., t.c0 : t.c1] = logits.state
+            if request.return_f:
+                f[..., r0:r1, t.c0 : t.c1] = logits.f
+            if request.return_memory:
+                kept[..., r0:r1] = memory(logits.f, seen_by_selection(request, logits.seen), request.tau)
+        weights = logits.shifted
+        top = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min)
+        weights.sub_(top).mul_(LOG2E).exp2_()
+        total = weights.sum(-1, keepdim=True)
+        lse[..., r0:r1] = torch.where(total > 0, top + total.log(), torch.inf).squeeze(-1)
+        if request.dropout_p:
+            weights.mul_(dropout_scale(request, t, seed))
+        mixed = (by_group(weights, value.shape[1]) @ value[..., t.c0 : t.c1, :]).view(batch, heads, r1 - r0, -1)
+        output[..., r0:r1, :] = mixed / torch.where(total > 0, total, 1.0)
+    return Forward(output.to(request.query.dtype), lse, f, kept, state)
+
+
+def backward(
+    request: Request,
+    seed: int,
+    result: tuple[Tensor, Tensor],
+    d_output: Tensor,
+    d_f: Tensor | None = None,
+    d_memory: Tensor | None = None,
+    d_state: Tensor | None = None,
+    bias_grad: bool = False,
+) -> Gradients:
+    """Column strips. `result` is the output and its log-sum-exp."""
+    query, key, value = _inputs(request)
+    output, lse = result
+    d_out = d_output.to(query.dtype)
+    delta = (d_out * output).sum(-1, keepdim=True)
+    dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+    dbias = torch.zeros_like(request.bias, dtype=query.dtype) if bias_grad and request.bias is not None else None
+    sq, sk = (None if x is None else x.to(query.dtype) for x in (request.selection_query, request.selection_key))
+    dsq, dsk = (None if x is None else torch.zeros_like(x) for x in (sq, sk))
+    dstate = None
+    if request.state is not None:
+        dstate = torch.zeros_like(request.state) if d_state is None else d_state.clone()
+
+    width = strip_width(query.shape[0] * query.shape[1] * query.shape[2])
+    for c0 in range(0, key.shape[2], width):
+        c1 = min(key.shape[2], c0 + width)
+        t = Tile(max(0, c0 - request.offset), _last_row(request, c0, c1, d_f is not None), c0, c1)
+        if t.r0 >= t.r1:
+            continue
+        rows, cols = slice(t.r0, t.r1), slice(c0, c1)
+        logits = _logits(request, t, query, key, None if request.state is None else request.state[..., cols])
+        weights = logits.shifted.sub_(lse[..., rows, None]).mul_(LOG2E).exp2_()
+        d_weights = products(d_out[..., rows, :], value[..., cols, :])
+        if request.dropout_p:
+            scale = dropout_scale(request, t, seed)
+            d_weights.mul_(scale)
+            dv[..., cols, :] = _into_keys(weights * scale, d_out[..., rows, :], value)
+        else:
+            dv[..., cols, :] = _into_keys(weights, d_out[..., rows, :], value)
+        d_logits = weights.mul_(d_weights.sub_(delta[..., rows, :]))
+
+        if logits.f is not None and logits.selecting is not None and logits.allowed is not None:
+            selection = request.selection
+            assert selection is not None
+            dF = by_mask(d_logits, request.masks).sum(2).neg_()
+            if d_f is not None:
+                dF += d_f[..., rows, cols]
+            if d_memory is not None:
+                seen = seen_by_selection(request, logits.seen)
+                dF += memory_backward(d_memory[..., rows], logits.f, seen, request.tau)
+            dS, d_begin = accumulate_backward(dF, None if d_state is None else d_state[..., cols], selection.shift)
+            if dstate is not None:
+                dstate[..., cols] = d_begin
+            d_selecting = constrain_backward(dS, logits.selecting, logits.allowed, selection.relu, request.strength)
+            if sq is not None and sk is not None and dsq is not None and dsk is not None:
+                d_selecting *= separate_scale(request)
+                dsq[..., rows, :] += d_selecting @ sk[..., cols, :]
+                dsk[..., cols, :] = d_selecting.mT @ sq[..., rows, :]
+            else:
+                for s, head in enumerate(selection.heads):
+                    d_logits[:, head] += d_selecting[:, s]
+
+        if dbias is not None:
+            part = cut(dbias, t)
+            part += d_logits.sum_to_size(part.shape)
+        if logits.capped is not None and request.softcap is not None:
+            d_logits *= 1 - (logits.capped / request.softcap) ** 2
+        d_logits *= request.scale
+        dq[..., rows, :] += (by_group(d_logits, key.shape[1]) @ key[..., cols, :]).view_as(dq[..., rows, :])
+        dk[..., cols, :] = _into_keys(d_logits, query[..., rows, :], key)
+    return Gradients(dq, dk, dv, dsq, dsk, dbias, dstate)
+
+
+def strip_width(length: int) -> int:
+    """How many rows (or columns) of `length` logits make one strip."""
+    low, high = STRIP_WIDTHS
+    return max(low, min(high, STRIP_ELEMENTS // length // low * low))
+
+
+def dropout_scale(request: Request, t: Tile, seed: int) -> Tensor:
+    """[B, H, n, m], 0 for a dropped weight and 1 / (1 - p) for a kept one.
+
+    Row strips and column strips must drop the same weights, so the matrix is drawn in fixed square blocks, each from a
+    generator seeded by its place.
+    """
+    device, size = request.query.device, DROPOUT_BLOCK
+    shape = (*request.query.shape[:2], size, size)
+    rows = []
+    for i in range(t.r0 // size, -(-t.r1 // size)):
+        row = []
+        for j in range(t.c0 // size, -(-t.c1 // size)):
+            generator = torch.Generator(device).manual_seed((seed << 32) + (i << 16) + j)
+            row.append(torch.rand(shape, device=device, generator=generator))
+        rows.append(torch.cat(row, -1))
+    drawn = torch.cat(rows, -2)
+    top, left = t.r0 % size, t.c0 % size
+    kept = drawn[..., top : top + t.r1 - t.r0, left : left + t.c1 - t.c0] >= request.dropout_p
+    return kept.to(compute_dtype(request.query.dtype)) / (1 - request.dropout_p)
+
+
+def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = compute_dtype(request.query.dtype)
+    return request.query.to(dtype), request.key.to(dtype), request.value.to(dtype)
+
+
+def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, state: Tensor | None) -> _Logits:
+    """Logits minus F for one tile. `state` is that of the tile's columns, before its first row."""
+    seen = visible(request, t)
+    rows, cols = slice(t.r0, t.r1), slice(t.c0, t.c1)
+    logits = products(query[..., rows, :], key[..., cols, :]).mul_(request.scale)
+    capped = None
+    if request.softcap is not None:
+        logits = capped = soft_capped(logits, request.softcap)
+    if request.bias is not None:
+        logits = logits + cut(request.bias, t)
+    elif capped is not None:
+        logits = capped.clone()
+    if request.selection is None:
+        return _Logits(logits.masked_fill_(~seen, -torch.inf), capped, None, None, seen, None, None)
+
+    if request.selection_query is None or request.selection_key is None:
+        selecting = logits[:, list(request.selection.heads)]
+    else:
+        sq, sk = (
+            request.selection_query[..., rows, :].to(logits.dtype),
+            request.selection_key[..., cols, :].to(logits.dtype),
+        )
+        selecting = products(sq, sk).mul_(separate_scale(request))
+    allowed = may_select(request, t, seen)
+    S = constrain(selecting, allowed, request.selection.relu, request.strength)
+    F, after = accumulate(S, state, request.selection.shift)
+    # One mask for all heads goes in with F, which is smaller than the logits by the number of heads.
+    shared = seen.shape[1] == 1
+    by_mask(logits, request.masks).sub_((F.masked_fill(~seen, torch.inf) if shared else F).unsqueeze(2))
+    if not shared:
+        logits.masked_fill_(~seen, -torch.inf)
+    return _Logits(logits, capped, selecting, allowed, seen, F, after)
+
+
+def _into_keys(weights: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+    """sum over queries (and the query heads that share a key-value head) of weights^T rows: [B, G, m, d]."""
+    groups = like.shape[1]
+    return by_group(weights, groups).mT @ by_group(rows, groups)
+
+
+def _first_column(request: Request, r0: int, r1: int) -> int:
+    """The first key that rows r0:r1 can see; 0 when F is wanted, which is defined for all keys."""
+    first = 0
+    if request.return_f:
+        return first
+    if request.window is not None:
+        first = max(first, request.offset + r0 - request.window + 1)
+    if request.start is not None:
+        first = max(first, int(request.start[:, request.offset + r0 : request.offset + r1].min()))
+    return first
+
+
+def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
+    """One past the last row that can see a key of c0:c1; all rows when F's own gradient is given."""
+    last = request.key.shape[2]
+    if whole_column:
+        return request.query.shape[2]
+    if request.window is not None:
+        last = min(last, c1 - 1 + request.window)
+    if request.until is not None:
+        last = min(last, int(request.until[..., c0:c1].max()))
+    if request.start is not None and last > 0:
+        rows = torch.arange(1, last + 1, device=request.start.device)
+        last = int(((request.start[:, :last] < c1) * rows).max())
+    return min(request.query.shape[2], last - request.offset)

@@ -1,0 +1,126 @@
+"""The parts of one rectangle of the attention matrix: what is visible in it, its logits, its S.
+
+A tile is rows r0:r1 of the queries by columns c0:c1 of the keys. The reference takes the whole matrix as one tile, the
+chunked backend goes strip by strip, so both mean the same by "visible", "logit" and "allowed to select".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from selattn.ops.patterns import pattern_visible
+from selattn.ops.request import Request
+
+
+class Tile(NamedTuple):
+    """Rows r0:r1 of the queries and columns c0:c1 of the keys."""
+
+    r0: int
+    r1: int
+    c0: int
+    c1: int
+
+
+def whole(request: Request) -> Tile:
+    """The tile that is the whole matrix."""
+    return Tile(0, request.query.shape[-2], 0, request.key.shape[-2])
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Logits, F, softmax and sums are fp32 for half-precision inputs."""
+    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def cut(x: Tensor, t: Tile) -> Tensor:
+    """The tile of a [.., N or 1, M or 1] tensor that broadcasts over the matrix."""
+    rows = slice(None) if x.shape[-2] == 1 else slice(t.r0, t.r1)
+    cols = slice(None) if x.shape[-1] == 1 else slice(t.c0, t.c1)
+    return x[..., rows, cols]
+
+
+def visible(request: Request, t: Tile) -> Tensor:
+    """[B or 1, H or 1, n, m] bool: start_i <= j <= i < until_j, inside the window, the pattern and the mask."""
+    device = request.query.device
+    i = torch.arange(request.offset + t.r0, request.offset + t.r1, device=device)[:, None]
+    j = torch.arange(t.c0, t.c1, device=device)
+    seen = j <= i
+    if request.window is not None:
+        seen = seen & (i - j < request.window)
+    seen = seen[None, None]
+    begin: Tensor | int = 0
+    if request.start is not None:
+        begin = request.start[:, request.offset + t.r0 : request.offset + t.r1, None]
+        real = request.start[:, t.c0 : t.c1] <= j
+        seen = seen & ((j >= begin) & real[:, None, :])[:, None]
+    if request.until is not None:
+        seen = seen & (i < _each_head(request, request.until[..., t.c0 : t.c1]).unsqueeze(-2))
+    if request.pattern is not None:
+        # A position is counted from the query's own sequence: keys of other sequences are invisible already.
+        seen = seen & pattern_visible(request.pattern, i[None] - begin, j[None, None] - begin, request.query.shape[1])
+    if request.mask is not None:
+        seen = seen & cut(request.mask, t)
+    if request.bias is not None:
+        seen = seen & (cut(request.bias, t) != -torch.inf)
+    return seen
+
+
+def may_select(request: Request, t: Tile, seen: Tensor) -> Tensor:
+    """[B or 1, S or 1, n, m] bool: where S may differ from 0. `seen` is `visible` of the same tile."""
+    selection = request.selection
+    assert selection is not None
+    allowed = seen_by_selection(request, seen)
+    i = torch.arange(request.offset + t.r0, request.offset + t.r1, device=seen.device)[:, None]
+    j = torch.arange(t.c0, t.c1, device=seen.device)
+    if selection.protect_self:
+        allowed = allowed & (i != j)
+    if selection.protect_first:
+        first = (j == 0)[None] if request.start is None else request.start[:, t.c0 : t.c1] == j
+        allowed = allowed & ~first[:, None, None, :]
+    return allowed
+
+
+def seen_by_selection(request: Request, seen: Tensor) -> Tensor:
+    """[B or 1, S or 1, n, m]: what the selecting heads see, of what all heads see."""
+    assert request.selection is not None
+    if seen.shape[1] == 1:
+        return seen
+    if request.selection_query is not None:
+        return seen.any(1, keepdim=True)  # a separate form belongs to no head: it may select what any head sees
+    return seen[:, list(request.selection.heads)]
+
+
+def products(query: Tensor, key: Tensor) -> Tensor:
+    """query key^T with grouped heads: [B, H, n, D] and [B, G, m, D] to [B, H, n, m], keys not repeated."""
+    return (by_group(query, key.shape[1]) @ key.mT).view(*query.shape[:-1], key.shape[-2])
+
+
+def by_group(x: Tensor, groups: int) -> Tensor:
+    """[B, H, n, d] to [B, G, (H / G) * n, d]: the query heads that share a key-value head become rows of one matrix."""
+    if x.shape[1] == groups:
+        return x
+    return x.reshape(x.shape[0], groups, -1, x.shape[-1])
+
+
+def by_mask(x: Tensor, masks: int) -> Tensor:
+    """[B, H, n, m] to [B, S, H / S, n, m]: the heads that follow one selection mask, together."""
+    return x.unflatten(1, (masks, -1))
+
+
+def soft_capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """cap * tanh(logits / cap), as Gemma 2 does it; unchanged without a cap."""
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def separate_scale(request: Request) -> float:
+    """The separate bilinear form has no scale, cap or bias of its own but 1 / sqrt(its size)."""
+    assert request.selection_query is not None
+    return request.selection_query.shape[-1] ** -0.5
+
+
+def _each_head(request: Request, x: Tensor) -> Tensor:
+    """[B, 1 or G, m] to [B, 1 or H, m]."""
+    groups, heads = request.key.shape[1], request.query.shape[1]
+    return x if x.shape[1] == 1 or groups == heads else x.repeat_interleave(heads // groups, 1)

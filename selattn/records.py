@@ -1,0 +1,91 @@
+"""Records: small JSON files that say what was measured, by which command, with which versions, on which machine."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+# Every dependency of the package, and of its `eval` and `gpu` extras.
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "safetensors", "sentencepiece", "datasets", "matplotlib"),
+    *("rich", "tensorboard", "numpy", "lm-eval", "triton"),
+)
+
+
+def versions() -> dict[str, str]:
+    """The version of everything that can change a result; read from metadata, nothing is imported for it."""
+    return {"python": platform.python_version(), **{name: version_of(name) for name in ("selattn", *PACKAGES)}}
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def machine() -> dict[str, str | int | bool]:
+    """What the numbers were measured on."""
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "threads between operators": torch.get_num_interop_threads(),
+        "cuda": torch.cuda.is_available(),
+    }
+
+
+def write_record(path: str | Path, data: dict[str, Any], seed: int | list[int] | None) -> Path:
+    """Write `data` with the command, seed, versions and machine around it; whole or not at all."""
+    path = Path(path)
+    record = {
+        "command": shlex.join(_command()),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "versions": versions(),
+        "machine": machine(),
+        **data,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(path.name + ".part")
+    try:
+        half.write_text(json.dumps(record, indent=2) + "\n")
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
+    return path
+
+
+def _command() -> list[str]:
+    """The command line as a reader would type it, free of this machine's folders."""
+    program = Path(sys.argv[0])
+    if program.suffix != ".py":
+        return [program.name, *sys.argv[1:]]
+    try:
+        shown = program.resolve().relative_to(Path.cwd())
+    except ValueError:
+        shown = Path(program.name)
+    return ["python", str(shown), *sys.argv[1:]]
+
+
+def _processor() -> str:
+    """The processor's name; Linux hides it in /proc."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

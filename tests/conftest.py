@@ -1,0 +1,25 @@
+"""One thread per worker, the same seeds in every run, and how many random examples hypothesis draws."""
+
+import os
+import random
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: the workers share the cores
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+
+# `make test` draws the same examples every time; `make test-all` looks further, and elsewhere each time.
+settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
+settings.register_profile("thorough", deadline=None, max_examples=250)
+settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True)
+def _same_seeds():
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
