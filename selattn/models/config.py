@@ -1,0 +1,185 @@
+"""The configuration of the paper's decoder, checked when it is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedConfig
+
+from selattn.errors import SelattnError
+from selattn.models.kinds import AttentionKind, layer_kinds
+from selattn.ops import Selection
+
+_CHOICES = {
+    "positions": ("learned", "rotary"),
+    "norm": ("rmsnorm", "layernorm"),
+    "mlp": ("swiglu", "gelu"),
+    "selection_source": ("head", "separate"),
+}
+# What transformers itself puts into a config beside the fields.
+_FOREIGN = {
+    *("model_type", "name_or_path", "_name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
+    *("output_attentions", "num_labels", "auto_map", "quantization_config", "_commit_hash", "per_layer_config"),
+    *("_attn_implementation_internal", "_experts_implementation_internal", "tokenizer_class", "task_specific_params"),
+}
+
+
+class SelectiveConfig(PreTrainedConfig):
+    """Everything that decides what a `SelectiveForCausalLM` computes. The defaults are the paper's section 5.
+
+    Args:
+        vocab_size: tokens in the vocabulary.
+        hidden_size: d_model; `from_d(d)` gives the paper's 64 d.
+        num_hidden_layers: L.
+        num_attention_heads: query heads, free of d_model: the head size stays (the paper's "extra heads").
+        num_key_value_heads: fewer key-value heads (GQA); None is as many as query heads.
+        head_dim: size of a head.
+        intermediate_size: hidden size of the MLP; None is floor(8 / 3 d_model) for SwiGLU and 4 d_model for GELU.
+        max_position_embeddings: the context size; with learned positions no sequence can be longer.
+        attention: kind of attention of each layer, repeated over the layers. See `selattn.models.kinds`.
+        positions: "learned" or "rotary".
+        rope_theta: the base of the rotary frequencies.
+        norm: "rmsnorm" or "layernorm".
+        norm_eps: added to the variance.
+        qk_norm: RMSNorm over the head size on q and k, one gain for all heads.
+        mlp: "swiglu" or "gelu" (GPT-2's tanh approximation).
+        bias: whether linear layers (and LayerNorms) have a bias.
+        tie_word_embeddings: whether the output projection is the embedding.
+        attention_dropout: on attention weights. The paper uses none.
+        hidden_dropout: on embeddings and on what each block adds. The paper uses none.
+        initializer_range: standard deviation of the initial weights (the paper does not give one).
+        selection_source: "head" (S is a head's logits) or "separate" (a bilinear form of its own).
+        selection_head: the selecting head, or a list of them: then each equal group of heads follows its own.
+        selection_relu: constraint 1.
+        selection_protect_first: constraint 2.
+        selection_protect_self: constraint 3.
+        selection_shift: selection counts for later queries only.
+        selection_strength: multiplies S, in [0, 1].
+        memory_epsilon: weight of the memory term in the loss; the paper's L_mem uses 0.1, 0 leaves it out.
+        memory_tau: tau of M_i.
+        backend: the attention backend, see `selattn.ops.backends()`.
+    """
+
+    model_type = "selattn"
+    keys_to_ignore_at_inference = ("past_key_values", "lm_loss", "memory_loss", "kept", "selection")
+
+    vocab_size: int = 8000
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    num_key_value_heads: int | None = None
+    head_dim: int = 64
+    intermediate_size: int | None = None
+    max_position_embeddings: int = 512
+    attention: list[str] | tuple[str, ...] | str = ("selective",)
+    positions: str = "learned"
+    rope_theta: float = 10000.0
+    norm: str = "rmsnorm"
+    norm_eps: float = 1e-6
+    qk_norm: bool = True
+    mlp: str = "swiglu"
+    bias: bool = False
+    tie_word_embeddings: bool = False
+    attention_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    initializer_range: float = 0.02
+    selection_source: str = "head"
+    selection_head: int | list[int] = 0
+    selection_relu: bool = True
+    selection_protect_first: bool = True
+    selection_protect_self: bool = True
+    selection_shift: bool = True
+    selection_strength: float = 1.0
+    memory_epsilon: float = 0.0
+    memory_tau: float = 1.0
+    backend: str = "auto"
+    use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        self.attention = [self.attention] if isinstance(self.attention, str) else list(self.attention)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = 8 * self.hidden_size // 3 if self.mlp == "swiglu" else 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+        self._check()
+
+    @classmethod
+    def from_d(cls, d: int, vocab_size: int = 8000, **changes: Any) -> SelectiveConfig:
+        """The paper's model of size d: d_model = 64 d, and d layers of d heads."""
+        sizes = {"hidden_size": 64 * d, "num_hidden_layers": d, "num_attention_heads": d}
+        return cls(vocab_size=vocab_size, **{**sizes, **changes})
+
+    @classmethod
+    def gpt2(cls, **changes: Any) -> SelectiveConfig:
+        """GPT-2's exact architecture: LayerNorm, GELU, biases, tied embeddings, no QK norm. Sizes are GPT-2 small's."""
+        variant = {"norm": "layernorm", "norm_eps": 1e-5, "mlp": "gelu", "bias": True, "tie_word_embeddings": True}
+        sizes = {"vocab_size": 50257, "max_position_embeddings": 1024, "qk_norm": False}
+        return cls(**{**variant, **sizes, **changes})
+
+    @property
+    def kinds(self) -> list[AttentionKind]:
+        """The attention kind of each layer."""
+        return layer_kinds(list(self.attention), self.num_hidden_layers)
+
+    @property
+    def selection(self) -> Selection:
+        """The selection switches, as the operator takes them."""
+        head = self.selection_head
+        return Selection(
+            head=head if isinstance(head, int) else tuple(head),
+            relu=self.selection_relu,
+            protect_first=self.selection_protect_first,
+            protect_self=self.selection_protect_self,
+            shift=self.selection_shift,
+        )
+
+    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+        """A mistyped setting must not be silently stored, as transformers would."""
+        known = [field.name for field in dataclasses.fields(self)]
+        generation = GenerationConfig._get_default_generation_params()
+        for name in kwargs:
+            if name not in _FOREIGN and name not in generation:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"did you mean {near[0]!r}?" if near else "see selattn.models.SelectiveConfig for what there is"
+                raise SelattnError(f"unknown setting {name!r} in a selattn config: {hint}")
+
+    def _check(self) -> None:
+        """One clear line for each thing that cannot work."""
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise SelattnError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        for name in (*sizes, "head_dim", "intermediate_size", "max_position_embeddings"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise SelattnError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        if groups is None or heads % groups:
+            raise SelattnError(f"{heads} heads cannot be shared out among {groups} key-value heads: not a multiple")
+        if self.positions == "rotary" and self.head_dim % 2:
+            raise SelattnError(f"rotary positions need an even head_dim, not {self.head_dim}")
+        if not self.attention:
+            raise SelattnError("attention is an empty list: name at least one kind, such as 'selective'")
+        any_selective = any(kind.selective for kind in self.kinds)
+        masks = self.selection.heads
+        if any_selective and self.selection_source == "head" and (max(masks) >= heads or heads % len(masks)):
+            raise SelattnError(
+                f"selection_head {self.selection_head} does not fit {heads} heads: each must exist, "
+                "and their number must divide that of the heads"
+            )
+        if self.selection_source == "separate" and self.selection_head != 0:
+            raise SelattnError("selection_head has no meaning with selection_source='separate': leave it at 0")
+        for name in ("selection_strength", "attention_dropout", "hidden_dropout"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise SelattnError(f"{name} must be in [0, 1], not {getattr(self, name)}")
+        if self.memory_epsilon < 0 or self.memory_tau <= 0:
+            raise SelattnError(
+                "memory_epsilon must be at least 0 and memory_tau above 0, "
+                f"not {self.memory_epsilon} and {self.memory_tau}"
+            )

@@ -1,0 +1,39 @@
+"""What the models give back: transformers' outputs, with what selection adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+
+@dataclass
+class SelectiveModelOutput(BaseModelOutputWithPast):
+    """Of the decoder without its head.
+
+    Attributes:
+        kept: [L], for each layer sum over sequences of max_i M_i, divided by the number of real tokens; NaN for layers
+            that do not select.
+        selection: F [B, S, N, M] of each layer, None for layers that do not select; with `output_selection=True`.
+    """
+
+    kept: Tensor | None = None
+    selection: tuple[Tensor | None, ...] | None = None
+
+
+@dataclass
+class SelectiveOutput(CausalLMOutputWithPast):
+    """Of the language model. `loss` = `lm_loss` + `memory_loss`; the two parts are detached, for logging.
+
+    Attributes:
+        lm_loss: the plain cross-entropy.
+        memory_loss: the memory term, between 0 and epsilon.
+        kept: [L], the kept fraction of each layer (the memory term is epsilon times its mean over selective layers).
+        selection: F of each layer, with `output_selection=True`.
+    """
+
+    lm_loss: Tensor | None = None
+    memory_loss: Tensor | None = None
+    kept: Tensor | None = None
+    selection: tuple[Tensor | None, ...] | None = None
