@@ -117,9 +117,13 @@ def selection(
         if chosen.head != 0:
             raise error("give either Selection(head=...) or selection_query and selection_key, not both")
         q, k = selection_query, selection_key
-        if q.ndim != 4 or k.ndim != 4 or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3] or q.dtype != k.dtype:
+        if q.dtype not in DTYPES or q.dtype != k.dtype:
             raise error(
-                f"selection_query {list(q.shape)} {q.dtype} and selection_key {list(k.shape)} {k.dtype} do not fit: "
+                f"selection_query is {q.dtype} and selection_key is {k.dtype}: they must be of one floating point dtype"
+            )
+        if q.ndim != 4 or k.ndim != 4 or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+            raise error(
+                f"selection_query {list(q.shape)} and selection_key {list(k.shape)} do not fit: "
                 "they must be [batch, masks, queries, size] and [batch, masks, keys, size]"
             )
         if q.shape[0] != query.shape[0] or q.shape[2] != query.shape[2] or k.shape[2] != key.shape[2]:

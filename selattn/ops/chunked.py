@@ -213,6 +213,8 @@ def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_f: Any, d_memory: Any,
     tensors = [saved.pop(0) if given else None for given in ctx.given]
     if d_output is None:
         d_output = torch.zeros_like(output)
+    *_, return_f, return_memory = ctx.settings
+    d_f, d_memory = d_f if return_f else None, d_memory if return_memory else None
     needs = ctx.needs_input_grad[: len(strips.Gradients._fields)]
     found = _backward(output, lse, d_output, d_f, d_memory, d_state, needs[5], *tensors, *ctx.settings)
     gradients = [g if need else None for g, need in zip(found, needs, strict=True)]

@@ -19,7 +19,9 @@ those of forgotten keys do.
 
 from __future__ import annotations
 
+from struct import pack
 from typing import NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -207,7 +209,8 @@ def dropout_scale(request: Request, t: Tile, seed: int) -> Tensor:
     """[B, H, n, m], 0 for a dropped weight and 1 / (1 - p) for a kept one.
 
     Row strips and column strips must drop the same weights, so the matrix is drawn in fixed square blocks, each from a
-    generator seeded by its place.
+    generator seeded by its place. PyTorch's CPU generator uses only the lower 32 bits of a seed, so the call's seed and
+    the place are hashed into those.
     """
     device, size = request.query.device, DROPOUT_BLOCK
     shape = (*request.query.shape[:2], size, size)
@@ -215,7 +218,7 @@ def dropout_scale(request: Request, t: Tile, seed: int) -> Tensor:
     for i in range(t.r0 // size, -(-t.r1 // size)):
         row = []
         for j in range(t.c0 // size, -(-t.c1 // size)):
-            generator = torch.Generator(device).manual_seed((seed << 32) + (i << 16) + j)
+            generator = torch.Generator(device).manual_seed(crc32(pack("qqq", seed, i, j)))
             row.append(torch.rand(shape, device=device, generator=generator))
         rows.append(torch.cat(row, -1))
     drawn = torch.cat(rows, -2)

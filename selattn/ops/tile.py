@@ -13,6 +13,7 @@ from torch import Tensor
 
 from selattn.ops.patterns import pattern_visible
 from selattn.ops.request import Request
+from selattn.ops.selection import constrain
 
 
 class Tile(NamedTuple):
@@ -112,6 +113,35 @@ def by_mask(x: Tensor, masks: int) -> Tensor:
 def soft_capped(logits: Tensor, softcap: float | None) -> Tensor:
     """cap * tanh(logits / cap), as Gemma 2 does it; unchanged without a cap."""
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def head_logits(request: Request, t: Tile, heads: list[int] | None = None) -> Tensor:
+    """[B, H, n, m] logits of all heads (or of some), after scale, soft cap and bias; before F and masks."""
+    dtype = compute_dtype(request.query.dtype)
+    query, key, bias = request.query[..., t.r0 : t.r1, :], request.key[..., t.c0 : t.c1, :], request.bias
+    if heads is not None:
+        shared = request.query.shape[1] // request.key.shape[1]
+        query, key = query[:, heads], key[:, [head // shared for head in heads]]
+        bias = bias[:, heads] if bias is not None and bias.shape[1] > 1 else bias
+    logits = soft_capped(products(query.to(dtype), key.to(dtype)) * request.scale, request.softcap)
+    return logits if bias is None else logits + cut(bias, t).to(dtype)
+
+
+def selecting_logits(request: Request, t: Tile) -> Tensor:
+    """[B, S, n, m] the logits that S is made of: the selecting heads', or the separate bilinear form."""
+    assert request.selection is not None
+    if request.selection_query is None or request.selection_key is None:
+        return head_logits(request, t, list(request.selection.heads))
+    dtype = compute_dtype(request.query.dtype)
+    query, key = request.selection_query[..., t.r0 : t.r1, :], request.selection_key[..., t.c0 : t.c1, :]
+    return products(query.to(dtype), key.to(dtype)) * separate_scale(request)
+
+
+def selected(request: Request, t: Tile, seen: Tensor) -> Tensor:
+    """[B, S, n, m] the constrained S of a tile."""
+    assert request.selection is not None
+    allowed = may_select(request, t, seen)
+    return constrain(selecting_logits(request, t), allowed, request.selection.relu, request.strength)
 
 
 def separate_scale(request: Request) -> float:

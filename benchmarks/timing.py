@@ -1,0 +1,19 @@
+"""Times as ratios: rivals run in turn in one process, so that what the machine does meanwhile hits all of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+
+def medians(rivals: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """The median seconds of each rival, over rounds in which each runs once; a first round is for warming up."""
+    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    for turn in range(repeats + 1):
+        for name, run in rivals.items():
+            began = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - began)
+    return {name: statistics.median(found) for name, found in seconds.items()}

@@ -1,0 +1,245 @@
+"""One layer of the cache: fixed storage for K_l tokens, in which the token that leaves is overwritten in place.
+
+F at row i depends on earlier queries only, so the token to leave is known before row i attends, and its slot can take
+the new one. A step of decoding touches nothing but these tensors, all of fixed shape. Several queries at once (a
+prompt, a draft) go through `Entries`, and what is kept of them is put back into the slots.
+
+Shapes: C slots; P independent eviction orders, 1 or the number G of key-value heads; S selection masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+from transformers.cache_utils import CacheLayerMixin
+
+from selattn.cache.entries import Entries
+from selattn.cache.evict import NEVER
+from selattn.cache.policies import Policy
+from selattn.errors import SelattnError
+
+GROWTH = 256  # slots that are added at once, at least, to a layer without a budget
+
+
+class SlotLayer(CacheLayerMixin):
+    """At most `budget` tokens (None: all), and what the policy knows of them."""
+
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, budget: int | None, policy: Policy) -> None:
+        super().__init__()
+        self.budget = budget
+        self.policy = policy
+        self.entries: Entries | None = None  # while a draft may be taken back
+        self.history: list[tuple[Tensor, Tensor]] = []  # state and score before a draft and after each of its tokens
+        self.record_past = False
+        self.selection_keys: Tensor | None = None
+
+    # -- storage ------------------------------------------------------------------------------------------------------
+
+    def allocate(self, key: Tensor, value: Tensor, masks: int, selection_key: Tensor | None) -> None:
+        """Empty slots for tokens like these, [B, G, n, D]."""
+        batch, groups = key.shape[:2]
+        orders = groups if self.policy.per_head else 1
+        slots = self.budget if self.budget is not None else 0
+        exact = torch.float64 if key.dtype == torch.float64 else torch.float32
+        self.dtype, self.device = key.dtype, key.device
+        self.keys = key.new_zeros(batch, groups, slots, key.shape[-1])
+        self.values = value.new_zeros(batch, groups, slots, value.shape[-1])
+        self.position = torch.full((batch, orders, slots), -1, dtype=torch.int32, device=key.device)
+        self.state = torch.zeros(batch, masks, orders, slots, dtype=exact, device=key.device)
+        scored = slots if self.policy.needs_weights else 0
+        self.score = torch.zeros(batch, orders, scored, dtype=exact, device=key.device)
+        if selection_key is not None:
+            if self.policy.per_head:
+                raise SelattnError(
+                    f"the policy {self.policy.name!r} evicts for each head, but a separate bilinear form belongs to "
+                    "none: choose a policy that evicts for all heads"
+                )
+            self.selection_keys = selection_key.new_zeros(batch, masks, slots, selection_key.shape[-1])
+        self.length = torch.zeros(batch, dtype=torch.int64, device=key.device)  # real tokens seen, of each row
+        self.seen = torch.zeros((), dtype=torch.int64)  # tokens seen, padding included
+        self.is_initialized = True
+
+    def make_room(self, tokens: int) -> None:
+        """A layer without a budget grows in large steps, so that appending does not copy it all each time."""
+        assert self.keys is not None
+        assert self.values is not None
+        slots = self.keys.shape[-2]
+        if self.budget is not None or tokens <= slots:
+            return
+        more = max(tokens - slots, slots // 2, GROWTH)
+        self.keys, self.values = nnf.pad(self.keys, (0, 0, 0, more)), nnf.pad(self.values, (0, 0, 0, more))
+        self.position = nnf.pad(self.position, (0, more), value=-1)
+        self.state = nnf.pad(self.state, (0, more))
+        if self.policy.needs_weights:
+            self.score = nnf.pad(self.score, (0, more))
+        if self.selection_keys is not None:
+            self.selection_keys = nnf.pad(self.selection_keys, (0, 0, 0, more))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the layer holds, but for a draft."""
+        names = ("keys", "values", "position", "state", "score", "selection_keys", "length", "seen")
+        return {name: getattr(self, name) for name in names if getattr(self, name, None) is not None}
+
+    # -- many queries at once -----------------------------------------------------------------------------------------
+
+    def take(self) -> Entries:
+        """The tokens, in the order of their positions; empty places come first."""
+        if self.entries is not None:
+            return self.entries
+        assert self.keys is not None
+        assert self.values is not None
+        used = min(self.keys.shape[-2], int(self.seen))
+        position = self.position[..., :used].long()
+        score = self.score[..., :used] if self.policy.needs_weights else self.state.new_zeros(position.shape)
+        if position.shape[1] == 1:
+            order = position[:, 0].argsort(-1)  # [B, C]
+            return Entries(
+                self.keys.gather(2, _like(order, self.keys)),
+                self.values.gather(2, _like(order, self.values)),
+                position[:, 0].gather(-1, order),
+                torch.where(position >= 0, NEVER, 0).gather(-1, order[:, None]),
+                self.state[:, :, 0].gather(-1, order[:, None].expand(-1, self.state.shape[1], -1)),
+                score.gather(-1, order[:, None]),
+                None
+                if self.selection_keys is None
+                else self.selection_keys.gather(2, _like(order, self.selection_keys)),
+            )
+        return self._union(position, score)
+
+    def _union(self, position: Tensor, score: Tensor) -> Entries:
+        """Heads that keep different tokens: an entry for each token that some head keeps."""
+        assert self.keys is not None
+        assert self.values is not None
+        tokens = [row[row >= 0].unique() for row in position.flatten(1)]
+        size = max((len(row) for row in tokens), default=0)
+        union = torch.full((len(tokens), size), -1, dtype=torch.int64, device=position.device)
+        for b, row in enumerate(tokens):
+            union[b, size - len(row) :] = row
+        ordered, order = position.sort(-1)  # [B, P, C]
+        place = torch.searchsorted(ordered, union[:, None].expand(-1, position.shape[1], -1).contiguous())
+        place = place.clamp(max=position.shape[-1] - 1)
+        held = (ordered.gather(-1, place) == union[:, None]) & (union[:, None] >= 0)
+        at = order.gather(-1, place)  # [B, P, E] the slot of each token, where it is held
+        # Whoever holds a token knows its F: the selecting head's, or as it was when that head let it go.
+        state = self.state.gather(-1, at[:, None].expand(-1, self.state.shape[1], -1, -1))
+        state = state.masked_fill(~held[:, None], -torch.inf).amax(2)
+        return Entries(
+            self.keys.gather(2, at[..., None].expand(-1, -1, -1, self.keys.shape[-1])),
+            self.values.gather(2, at[..., None].expand(-1, -1, -1, self.values.shape[-1])),
+            union,
+            torch.where(held, NEVER, 0),
+            state.masked_fill(state == -torch.inf, 0.0),
+            score.gather(-1, at).masked_fill(~held, 0.0),
+            None,
+        )
+
+    def put(self, entries: Entries) -> None:
+        """Make evictions final: what is kept goes into the slots, everything else is gone."""
+        kept = entries.kept()
+        self.make_room(int(kept.sum(-1).max()))
+        assert self.keys is not None
+        assert self.values is not None
+        slots = self.keys.shape[-2]
+        index = torch.arange(entries.size, device=kept.device)
+        order = torch.where(kept, index, entries.size).argsort(-1)[..., :slots]  # [B, P, <= C], the kept ones first
+        held = kept.gather(-1, order)
+        width = order.shape[-1]
+        for storage, found in ((self.keys, entries.keys), (self.values, entries.values)):
+            at = order[..., None].expand(-1, storage.shape[1], -1, storage.shape[-1])
+            storage[..., :width, :] = found.gather(2, at)
+        self.position[..., :width] = entries.positions[:, None].expand_as(kept).gather(-1, order).masked_fill(~held, -1)
+        each = order[:, None].expand(-1, self.state.shape[1], -1, -1)
+        self.state[..., :width] = entries.state[:, :, None].expand(-1, -1, order.shape[1], -1).gather(-1, each)
+        if self.policy.needs_weights:
+            self.score[..., :width] = entries.score.gather(-1, order)
+        if self.selection_keys is not None and entries.selection_keys is not None:
+            at = order[:, 0, :, None][:, None].expand(
+                -1, self.selection_keys.shape[1], -1, self.selection_keys.shape[-1]
+            )
+            self.selection_keys[..., :width, :] = entries.selection_keys.gather(2, at)
+        self.position[..., width:] = -1
+        self.entries, self.history = None, []
+
+    # -- what transformers asks of a layer ----------------------------------------------------------------------------
+
+    def get_seq_length(self) -> int:
+        """Tokens seen so far, whether kept or not: positions go on from here."""
+        return int(self.seen) if self.is_initialized else 0
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """A mask covers all tokens so far."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No limit to the length of the text."""
+        return -1
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Refused: a layer is made by the attention that uses it."""
+        self.update(key_states, value_states)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refused: attention must tell the cache what it selected."""
+        raise SelattnError("this cache keeps F, and works with selattn's own models only")
+
+    def activate_past_recording(self) -> None:
+        """From now on evictions are final only with `crop`."""
+        self.record_past = True
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the last -tokens_to_remove tokens of a draft, and all that they selected and evicted."""
+        remove = abs(tokens_to_remove)
+        if self.entries is None:
+            if remove:
+                raise SelattnError(
+                    "what was evicted is gone: call activate_past_recording() before tokens to be cropped"
+                )
+            return
+        if remove >= len(self.history):
+            raise SelattnError(f"only the last {len(self.history) - 1} tokens can be taken back, not {remove}")
+        entries = self.entries
+        size = entries.size - remove
+        self.length -= (entries.positions[:, size:] >= 0).sum(-1)
+        self.seen -= remove
+        state, score = self.history[-1 - remove]
+        self.put(entries.first_rows(size, state, score))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.entries, self.history, self.selection_keys = None, [], None
+        self.keys = self.values = None
+        self.is_initialized = False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Beam search: the rows of the batch are chosen anew."""
+        self._rows(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep some rows of the batch."""
+        self._rows(lambda x: x[indices.to(x.device)])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row of the batch, several times."""
+        self._rows(lambda x: x.repeat_interleave(repeats, 0))
+
+    def _rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        if not self.is_initialized:
+            return
+        for name, tensor in self.tensors().items():
+            if name != "seen":
+                setattr(self, name, change(tensor))
+        if self.entries is not None:
+            self.entries = self.entries.rows(change)
+            self.history = [(change(state), change(score)) for state, score in self.history]
+
+
+def _like(order: Tensor, storage: Tensor) -> Tensor:
+    """[B, C] as an index into [B, G, C, D]."""
+    return order[:, None, :, None].expand(-1, storage.shape[1], -1, storage.shape[-1])
