@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler prints lines of its own otherwise
 
-from torch.profiler import ProfilerActivity, profile  # noqa: E402
+from torch.profiler import ProfilerActivity, profile
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

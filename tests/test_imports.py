@@ -33,12 +33,14 @@ def test_ops_need_torch_only():
     assert not loaded & {"transformers", "accelerate", "datasets", "matplotlib", "rich", "triton"}
 
 
-def test_public_names_are_those_of_ops():
+def test_public_names_are_those_of_ops_and_models():
+    import selattn.models
     import selattn.ops
 
     assert set(selattn.__all__) <= set(dir(selattn))
     for name in set(selattn.__all__) - {"__version__"}:
-        assert getattr(selattn, name) is getattr(selattn.ops, name)
+        home = selattn.ops if hasattr(selattn.ops, name) else selattn.models
+        assert getattr(selattn, name) is getattr(home, name)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -185,8 +185,11 @@ def _request(entries: Entries, tokens: Tokens, rules: Rules) -> Request:
 def _over_entries(entries: Entries, tokens: Tokens, rules: Rules, until: Tensor | None) -> Attention:
     """The operator over entries, each of which is gone from row `until`; gives the state, too."""
     count = tokens.query.shape[-2]
-    limits: dict[str, Any] = {"attn_mask": _position_mask(entries.positions, count, rules, tokens.query.shape[1])}
-    if until is not None or bool((entries.positions[:, :1] != 0).any()) or bool((entries.positions < 0).any()):
+    mask = _position_mask(entries.positions, count, rules, tokens.query.shape[1])
+    limits: dict[str, Any] = {"attn_mask": mask}
+    # With a mask always: that of a single query would be taken for padding.
+    some = until is not None or mask is not None
+    if some or bool((entries.positions[:, :1] != 0).any()) or bool((entries.positions < 0).any()):
         limits["sequences"] = Sequences(starts(entries.positions))
     if until is not None:
         limits["visible_until"] = _one_or_each(until)

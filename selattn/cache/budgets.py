@@ -25,7 +25,9 @@ class Budgets:
     tokens: int | tuple[int, ...]
 
     def __post_init__(self) -> None:
-        numbers = (self.tokens,) if isinstance(self.tokens, int) else tuple(self.tokens)
+        if isinstance(self.tokens, list):
+            object.__setattr__(self, "tokens", tuple(self.tokens))
+        numbers = self.tokens if isinstance(self.tokens, tuple) else (self.tokens,)
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < SMALLEST:
                 raise SelattnError(f"a budget must be a whole number of at least {SMALLEST} tokens, not {number!r}")
@@ -37,7 +39,7 @@ class Budgets:
         """From a number or a list; None stays None, which is no budget."""
         if value is None or isinstance(value, Budgets):
             return value
-        return cls(value if isinstance(value, int) else tuple(value))
+        return cls(tuple(value) if isinstance(value, Sequence) else value)
 
     def for_layers(self, layers: int) -> tuple[int, ...]:
         """K_l of each layer of a model."""
@@ -66,10 +68,13 @@ class Budgets:
         target = Path(path)
         half = target.with_name(target.name + ".part")
         try:
-            half.write_text(json.dumps({"budgets": self.to_json(), **notes}, indent=2) + "\n")
-            half.replace(target)
-        finally:
-            half.unlink(missing_ok=True)
+            try:
+                half.write_text(json.dumps({"budgets": self.to_json(), **notes}, indent=2) + "\n")
+                half.replace(target)
+            finally:
+                half.unlink(missing_ok=True)
+        except OSError as error:
+            raise SelattnError(f"cannot write the budgets file {str(path)!r}: {error.strerror}") from None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Budgets:

@@ -60,7 +60,8 @@ def _free_slot(layer: SlotLayer, now: Tensor) -> Tensor:
     if layer.budget is None:
         return now.expand(-1, orders)
     score = layer.score if layer.policy.needs_weights else torch.zeros_like(layer.position, dtype=layer.state.dtype)
-    forgotten = layer.state[:, :, 0].amin(1, keepdim=True) if layer.state.shape[1] else torch.zeros_like(score[:, :1])
+    reads = layer.policy.needs_selection and layer.state.shape[1]
+    forgotten = layer.state[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
     leaves = victim(layer.policy, Kept(layer.position, score, forgotten, layer.budget))
     return torch.where(now < layer.budget, now, leaves)
 

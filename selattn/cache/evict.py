@@ -62,7 +62,8 @@ def _row_by_row(policy: Policy, budget: int, strip: Strip, order: Order, history
         kept = (strip.positions[:, None] >= 0) & (until > i) & (index < i)
         kept = kept & (index >= begins[:, None, i, None])
         position = strip.positions[:, None].masked_fill(~kept, -1)
-        forgotten = state.amin(1, keepdim=True) if masks else torch.zeros_like(score[:, :1])
+        reads = masks and policy.needs_selection
+        forgotten = state.amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
         leaves = victim(policy, Kept(position, score, forgotten, budget))
         full = real & (kept.sum(-1) >= budget)
         gone = full[..., None] & (index == leaves[..., None])

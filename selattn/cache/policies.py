@@ -21,7 +21,7 @@ class Kept(NamedTuple):
 
     position: Tensor  # [B, P, C] in the sequence, -1 for an empty place
     score: Tensor  # [B, P, C] the policy's own
-    forgotten: Tensor  # [B, 1 or P, C] F, the smallest of several selection masks; 0 in a standard model
+    forgotten: Tensor  # [B, 1, C] F, the smallest of several selection masks; 0 in a standard model, or if not needed
     budget: int
 
 
@@ -41,6 +41,9 @@ class Policy:
     needs_weights: ClassVar[bool] = False
     needs_selection: ClassVar[bool] = False
     native: ClassVar[int | None] = None
+
+    def __init_subclass__(cls) -> None:
+        cls.native = cls.__dict__.get("native")  # never inherited: what a subclass overrides, the library does not know
 
     def rank(self, kept: Kept) -> Tensor:
         """[B, P, C]: the highest leaves."""

@@ -1,8 +1,10 @@
-"""`selattn info`: versions, threads, and which attention backends work here, or why not."""
+"""`selattn info`: versions, threads, and which attention backends work here; or what a model consists of."""
 
 import argparse
 import json
 from typing import TYPE_CHECKING, Any
+
+from selattn.cli import _model_info
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -10,39 +12,47 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Register the command."""
-    parser = subparsers.add_parser("info", help="versions, threads and attention backends", description=__doc__)
+    parser = subparsers.add_parser("info", help="versions and backends, or what a model is", description=__doc__)
+    parser.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a model's folder: its size, layers, parts and training record"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what `collect` finds."""
-    found = collect()
+    """Print what is found, about the machine or about the model."""
+    found = collect() if args.model is None else _model_info.collect(args.model)
     if args.json:
         print(json.dumps(found, indent=2))
     else:
         from rich.console import Console
 
-        draw(found, Console(highlight=False))
+        (draw if args.model is None else _model_info.draw)(found, Console(highlight=False))
     return 0
 
 
 def collect() -> dict[str, dict[str, str | int | bool | None]]:
-    """Three groups: `versions`, `machine`, and `backends` (None for an available one, else the reason)."""
-    from selattn import records
+    """Groups of facts; in `backends` and `compiled`, None stands for an available one, else there is the reason."""
+    from selattn import native, records
     from selattn.ops import dispatch
 
-    return {"versions": {**records.versions()}, "machine": {**records.machine()}, "backends": {**dispatch.backends()}}
+    return {
+        "versions": {**records.versions()},
+        "machine": {**records.machine()},
+        "backends": {**dispatch.backends()},
+        "compiled": {"eviction order": native.unavailable()},
+    }
 
 
 def draw(found: dict[str, dict[str, str | int | bool | None]], console: "Console") -> None:
-    """The same as three tables."""
+    """The same as tables."""
     from rich.table import Table
     from rich.text import Text
 
     for group, rows in found.items():
         table = Table(title=group, title_justify="left", show_header=False)
         for name, value in rows.items():
-            if group == "backends":
+            if group in ("backends", "compiled"):
                 shown = Text("available", "green") if value is None else Text(str(value), "yellow")
             elif isinstance(value, bool):
                 shown = Text("yes" if value else "no")

@@ -4,15 +4,16 @@ import argparse
 import difflib
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from selattn import __version__
-from selattn.cli import demo, info
+from selattn.cli import data, demo, generate, info, train
 from selattn.errors import SelattnError
 
-COMMANDS = {"demo": demo, "info": info}
+COMMANDS = {"data": data, "demo": demo, "generate": generate, "info": info, "train": train}
 
 # Exit codes besides 0: bad input as argparse has it, Ctrl-C as shells have it, a closed pipe as rich has it.
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
@@ -24,6 +25,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and exiting."""
         raise SelattnError(f"{message}; see '{self.prog} --help'")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Where a command has `--set FIELD=VALUE`, a bare FIELD=VALUE means the same, wherever it stands."""
+        if args is not None and "--set" in self._option_string_actions:
+            taken = {name for name, action in self._option_string_actions.items() if action.nargs != 0}
+            pairs = zip(["", *args], args, strict=False)
+            args = [f"--set={w}" if re.match(r"[a-z][\w.]*=", w) and before not in taken else w for before, w in pairs]
+        return super().parse_known_args(args, namespace)
 
 
 def build_parser() -> argparse.ArgumentParser:

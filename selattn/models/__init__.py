@@ -1,7 +1,19 @@
-"""The decoder of the paper, as Hugging Face models."""
+"""The decoder of the paper, as Hugging Face models. Importing it makes transformers' `Auto` classes know them."""
 
+from selattn.models.auto import register
+from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
-from selattn.models.decoder import SelectiveForCausalLM, SelectiveModel
+from selattn.models.decoder import SelectiveModel
+from selattn.models.gpt2 import from_gpt2
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
 
-__all__ = ["SelectiveConfig", "SelectiveForCausalLM", "SelectiveModel", "SelectiveModelOutput", "SelectiveOutput"]
+__all__ = [
+    "SelectiveConfig",
+    "SelectiveForCausalLM",
+    "SelectiveModel",
+    "SelectiveModelOutput",
+    "SelectiveOutput",
+    "from_gpt2",
+]
+
+register()

@@ -1,4 +1,4 @@
-"""The attention block of a layer: projections, QK norm, positions, the cache, and the operator for the layer's kind."""
+"""The attention block of a layer: projections, QK norm, positions, and attention of the layer's kind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from selattn.cache import SelectiveCache
+from selattn.cache import Policy, Rules, SelectiveCache, Tokens, attend, attend_whole
 from selattn.models.config import SelectiveConfig
-from selattn.models.parts import rotate
-from selattn.ops import Attention, Sequences, causal_attention, selective_attention
+from selattn.models.parts import RMSNorm, rotate
+from selattn.ops import Attention, Sequences
 
 
 class Context(NamedTuple):
@@ -18,6 +18,9 @@ class Context(NamedTuple):
     sequences: Sequences | None
     rotary: tuple[Tensor, Tensor] | None
     cache: SelectiveCache | None
+    real: Tensor | None  # [B, N] bool, with a cache: which of the new tokens are no padding; None: all
+    budgets: tuple[int, ...] | None  # K_l of each layer, without a cache
+    policy: Policy
     strength: float | Tensor
     want_memory: bool
     want_selection: bool
@@ -38,8 +41,8 @@ class AttentionBlock(nn.Module):
         self.k_proj = nn.Linear(size, config.num_key_value_heads * head, bias=bias)
         self.v_proj = nn.Linear(size, config.num_key_value_heads * head, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * head, size, bias=bias)
-        self.q_norm = nn.RMSNorm(head, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(head, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.q_norm = RMSNorm(head, eps=config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(head, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.separate = self.kind.selective and config.selection_source == "separate"
         if self.separate:
             self.selection_q_proj = nn.Linear(size, head, bias=False)
@@ -47,65 +50,44 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Attention]:
         """x [B, N, d_model] to the same, and all that attention gave."""
-        query = rotate(self.q_norm(self._heads(self.q_proj(x))), context.rotary)
-        key = rotate(self.k_norm(self._heads(self.k_proj(x))), context.rotary)
-        value = self._heads(self.v_proj(x))
-        if context.cache is not None:
-            key, value = context.cache.update(key, value, self.layer)
-        result = (
-            self._select(x, query, key, value, context)
-            if self.kind.selective
-            else self._plain(query, key, value, context)
-        )
+        tokens, rules = self._tokens(x, context), self._rules(context)
+        if context.cache is None:
+            budget = None if context.budgets is None else context.budgets[self.layer]
+            result = attend_whole(tokens, context.sequences, rules, budget, context.policy)
+        else:
+            result = attend(context.cache.layers[self.layer], tokens, rules)
         return self.o_proj(result.output.transpose(1, 2).flatten(2)), result
+
+    def _tokens(self, x: Tensor, context: Context) -> Tokens:
+        """What the tokens ask for and what they offer."""
+        tokens = Tokens(
+            rotate(self.q_norm(self._heads(self.q_proj(x))), context.rotary),
+            rotate(self.k_norm(self._heads(self.k_proj(x))), context.rotary),
+            self._heads(self.v_proj(x)),
+            context.real,
+        )
+        if not self.separate:
+            return tokens
+        return tokens._replace(
+            selection_query=rotate(self._heads(self.selection_q_proj(x)), context.rotary),
+            selection_key=rotate(self._heads(self.selection_k_proj(x)), context.rotary),
+        )
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, N, H * D] to [B, H, N, D]."""
         return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
 
-    def _select(self, x: Tensor, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Attention:
-        selection_query, selection_key = None, None
-        if self.separate:
-            selection_query = rotate(self._heads(self.selection_q_proj(x)), context.rotary)
-            selection_key = rotate(self._heads(self.selection_k_proj(x)), context.rotary)
-        state = None
-        if context.cache is not None:
-            state, selection_key = context.cache.selected(self.layer, selection_key)
-        result: Attention = selective_attention(
-            query,
-            key,
-            value,
-            dropout_p=self.config.attention_dropout if self.training else 0.0,
-            enable_gqa=True,
-            selection=self.config.selection,
-            selection_query=selection_query,
-            selection_key=selection_key,
+    def _rules(self, context: Context) -> Rules:
+        """What the layer's kind and the config say."""
+        return Rules(
+            selection=self.config.selection if self.kind.selective else None,
             strength=context.strength,
-            sequences=context.sequences,
-            window=self.kind.window,
-            state=state,
-            tau=self.config.memory_tau,
-            return_f=context.want_selection,
-            return_memory=context.want_memory,
-            return_state=True,
-            return_weights=context.want_weights,
-            backend=self.config.backend,
-        )
-        if context.cache is not None:
-            context.cache.remember(self.layer, result.state)
-        return result
-
-    def _plain(self, query: Tensor, key: Tensor, value: Tensor, context: Context) -> Attention:
-        result = causal_attention(
-            query,
-            key,
-            value,
-            dropout_p=self.config.attention_dropout if self.training else 0.0,
-            enable_gqa=True,
-            sequences=context.sequences,
             window=self.kind.window,
             pattern=self.kind.pattern,
-            return_weights=context.want_weights,
+            dropout_p=self.config.attention_dropout if self.training else 0.0,
+            tau=self.config.memory_tau,
             backend=self.config.backend,
+            return_f=context.want_selection and self.kind.selective,
+            return_memory=context.want_memory and self.kind.selective,
+            return_weights=context.want_weights,
         )
-        return result if context.want_weights else Attention(result)

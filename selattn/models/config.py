@@ -4,19 +4,42 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+from collections.abc import Callable
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
+from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError
 from selattn.models.kinds import AttentionKind, layer_kinds
-from selattn.ops import Selection
+from selattn.ops import Selection, backends
 
 _CHOICES = {
     "positions": ("learned", "rotary"),
     "norm": ("rmsnorm", "layernorm"),
     "mlp": ("swiglu", "gelu"),
     "selection_source": ("head", "separate"),
+}
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings"),
+)
+_SWITCHES = (
+    *("qk_norm", "bias", "tie_word_embeddings", "use_cache", "selection_relu"),
+    *("selection_protect_first", "selection_protect_self", "selection_shift"),
+)
+_POSITIVE = (lambda x: 0 < x < math.inf, "above 0")
+_PROBABILITY = (lambda x: 0 <= x < 1, "of at least 0 and below 1")
+_RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
+    "rope_theta": _POSITIVE,
+    "norm_eps": _POSITIVE,
+    "initializer_range": _POSITIVE,
+    "memory_tau": _POSITIVE,
+    "attention_dropout": _PROBABILITY,
+    "hidden_dropout": _PROBABILITY,
+    "selection_strength": (lambda x: 0 <= x <= 1, "in [0, 1]"),
+    "memory_epsilon": (lambda x: 0 <= x < math.inf, "of at least 0"),
 }
 # What transformers itself puts into a config beside the fields.
 _FOREIGN = {
@@ -59,11 +82,14 @@ class SelectiveConfig(PreTrainedConfig):
         selection_strength: multiplies S, in [0, 1].
         memory_epsilon: weight of the memory term in the loss; the paper's L_mem uses 0.1, 0 leaves it out.
         memory_tau: tau of M_i.
+        cache_budgets: K_l, how many tokens each layer may keep: one number, or one for each layer; None is no limit.
+            In force in decoding and, with the same result, in every full forward.
+        cache_policy: who leaves when a layer is full, see `selattn.cache.POLICIES`.
         backend: the attention backend, see `selattn.ops.backends()`.
     """
 
     model_type = "selattn"
-    keys_to_ignore_at_inference = ("past_key_values", "lm_loss", "memory_loss", "kept", "selection")
+    keys_to_ignore_at_inference = ["past_key_values", "lm_loss", "memory_loss", "kept", "selection"]  # noqa: RUF012
 
     vocab_size: int = 8000
     hidden_size: int = 768
@@ -94,6 +120,8 @@ class SelectiveConfig(PreTrainedConfig):
     selection_strength: float = 1.0
     memory_epsilon: float = 0.0
     memory_tau: float = 1.0
+    cache_budgets: int | list[int] | None = None
+    cache_policy: str = "selective"
     backend: str = "auto"
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -108,7 +136,7 @@ class SelectiveConfig(PreTrainedConfig):
         if self.intermediate_size is None:
             self.intermediate_size = 8 * self.hidden_size // 3 if self.mlp == "swiglu" else 4 * self.hidden_size
         super().__post_init__(**kwargs)
-        self._check()
+        self.check()
 
     @classmethod
     def from_d(cls, d: int, vocab_size: int = 8000, **changes: Any) -> SelectiveConfig:
@@ -123,10 +151,34 @@ class SelectiveConfig(PreTrainedConfig):
         sizes = {"vocab_size": 50257, "max_position_embeddings": 1024, "qk_norm": False}
         return cls(**{**variant, **sizes, **changes})
 
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """As in transformers; but what is changed on the way is checked like the rest, also for mistyped names."""
+        own = {field.name for field in dataclasses.fields(cls)} - {
+            field.name for field in dataclasses.fields(PreTrainedConfig)
+        }
+        changes = {name: kwargs.pop(name) for name in own & set(kwargs)}
+        wants_unused = kwargs.pop("return_unused_kwargs", False)
+        config, unused = super().from_dict({**config_dict, **changes}, return_unused_kwargs=True, **kwargs)
+        if wants_unused:
+            return config, unused
+        cls._refuse_unknown(unused)
+        return config
+
     @property
     def kinds(self) -> list[AttentionKind]:
         """The attention kind of each layer."""
         return layer_kinds(list(self.attention), self.num_hidden_layers)
+
+    @property
+    def selects(self) -> bool:
+        """Whether any layer selects."""
+        return any(kind.selective for kind in self.kinds)
+
+    @property
+    def budgets(self) -> Budgets | None:
+        """The budgets, checked."""
+        return Budgets.of(self.cache_budgets)
 
     @property
     def selection(self) -> Selection:
@@ -140,9 +192,10 @@ class SelectiveConfig(PreTrainedConfig):
             shift=self.selection_shift,
         )
 
-    def _refuse_unknown(self, kwargs: dict[str, Any]) -> None:
+    @classmethod
+    def _refuse_unknown(cls, kwargs: dict[str, Any]) -> None:
         """A mistyped setting must not be silently stored, as transformers would."""
-        known = [field.name for field in dataclasses.fields(self)]
+        known = [field.name for field in dataclasses.fields(cls)]
         generation = GenerationConfig._get_default_generation_params()
         for name in kwargs:
             if name not in _FOREIGN and name not in generation:
@@ -150,15 +203,17 @@ class SelectiveConfig(PreTrainedConfig):
                 hint = f"did you mean {near[0]!r}?" if near else "see selattn.models.SelectiveConfig for what there is"
                 raise SelattnError(f"unknown setting {name!r} in a selattn config: {hint}")
 
-    def _check(self) -> None:
+    def check(self) -> None:
         """One clear line for each thing that cannot work."""
+        self._check_types()
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SelattnError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        for name in (*sizes, "head_dim", "intermediate_size", "max_position_embeddings"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise SelattnError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
+        if self.backend not in ("auto", *backends()):
+            raise SelattnError(f"unknown backend {self.backend!r}: choose auto, {', '.join(backends())}")
+        make_policy(self.cache_policy)
+        if self.budgets is not None:
+            self.budgets.for_layers(self.num_hidden_layers)
         heads, groups = self.num_attention_heads, self.num_key_value_heads
         if groups is None or heads % groups:
             raise SelattnError(f"{heads} heads cannot be shared out among {groups} key-value heads: not a multiple")
@@ -166,20 +221,25 @@ class SelectiveConfig(PreTrainedConfig):
             raise SelattnError(f"rotary positions need an even head_dim, not {self.head_dim}")
         if not self.attention:
             raise SelattnError("attention is an empty list: name at least one kind, such as 'selective'")
-        any_selective = any(kind.selective for kind in self.kinds)
         masks = self.selection.heads
-        if any_selective and self.selection_source == "head" and (max(masks) >= heads or heads % len(masks)):
+        if self.selects and self.selection_source == "head" and (max(masks) >= heads or heads % len(masks)):
             raise SelattnError(
                 f"selection_head {self.selection_head} does not fit {heads} heads: each must exist, "
                 "and their number must divide that of the heads"
             )
         if self.selection_source == "separate" and self.selection_head != 0:
             raise SelattnError("selection_head has no meaning with selection_source='separate': leave it at 0")
-        for name in ("selection_strength", "attention_dropout", "hidden_dropout"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise SelattnError(f"{name} must be in [0, 1], not {getattr(self, name)}")
-        if self.memory_epsilon < 0 or self.memory_tau <= 0:
-            raise SelattnError(
-                "memory_epsilon must be at least 0 and memory_tau above 0, "
-                f"not {self.memory_epsilon} and {self.memory_tau}"
-            )
+
+    def _check_types(self) -> None:
+        """Whole numbers, switches, and numbers in their ranges; JSON files are written by hand, too."""
+        for name in _SIZES:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise SelattnError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise SelattnError(f"{name} must be true or false, not {getattr(self, name)!r}")
+        for name, (holds, rule) in _RANGES.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+                raise SelattnError(f"{name} must be a number {rule}, not {value!r}")

@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops import Sequences
+
+# What collators and older callers pass beside the arguments of `forward`. Nothing is lost by not reading it: the
+# lengths of keys are those of queries here, and the cache itself knows how many tokens it holds.
+UNREAD = ("cu_seq_lens_k", "max_length_q", "max_length_k", "cache_position")
+
+
+def refuse_unknown(kwargs: dict[str, Any], forward: Callable[..., Any]) -> None:
+    """A mistyped argument must not be swallowed by the `**kwargs` that transformers wants a `forward` to have."""
+    for name in kwargs:
+        if name not in UNREAD:
+            known = [*inspect.signature(forward).parameters, *UNREAD]
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "a selattn model has no use for it"
+            raise SelattnError(f"unknown argument {name!r} of forward: {hint}")
 
 
 def sequences_of(
@@ -15,33 +34,95 @@ def sequences_of(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cu_seq_lens: Tensor | None,
+    seq_idx: Tensor | None,
     device: torch.device,
 ) -> tuple[Sequences | None, Tensor]:
     """The sequences over past + N tokens (None: one in each row, no padding), and the N new tokens' positions [B, N].
 
-    Padding is what `attention_mask` says. Documents are told by cumulative lengths, or else by positions that restart.
-    A cache holds one sequence in each row.
+    Padding is what `attention_mask` says. Documents are told by cumulative lengths, or by their numbers (`seq_idx`), or
+    else by positions that restart. A cache holds one sequence in each row.
     """
     batch, length = shape
-    if attention_mask is not None and tuple(attention_mask.shape) != (batch, past + length):
-        raise SelattnError(
-            f"attention_mask must be [batch, tokens so far] = {[batch, past + length]} with 1 for real tokens, "
-            f"not {list(attention_mask.shape)}"
-        )
+    _check_shapes(shape, past, attention_mask, position_ids, seq_idx)
     mask = _unless_all_real(attention_mask)
+    documents = None
     if cu_seq_lens is not None:
         if batch != 1 or past:
             raise SelattnError("cu_seq_lens_q describes one packed row: batch size 1, and no cache before it")
-        sequences: Sequences | None = Sequences.from_cu_seqlens(cu_seq_lens.to(device), length)
-    elif position_ids is not None and past == 0 and length > 1:
-        sequences = _unless_one(Sequences.from_position_ids(position_ids.expand(batch, length), mask))
-    else:
-        sequences = None if mask is None else Sequences.from_mask(mask)
-    if position_ids is not None:
-        return sequences, position_ids.expand(batch, length)
+        packed = Sequences.from_cu_seqlens(cu_seq_lens.to(device), length)
+        documents, mask = packed.start, packed.real if mask is None else packed.real & mask
+    elif seq_idx is not None:
+        documents = seq_idx.expand(batch, length)
+    elif position_ids is not None and length > 1:
+        documents = _documents(position_ids.expand(batch, length), None if mask is None else mask[:, past:])
+
+    sequences = None if mask is None else Sequences.from_mask(mask)
+    if documents is not None and past == 0:
+        sequences = _unless_one(Sequences.from_documents(documents, mask))
+    elif documents is not None:
+        refuse_several(Sequences.from_documents(documents, None if mask is None else mask[:, past:]))
+    return sequences, _positions(shape, past, sequences, position_ids, device)
+
+
+def several(sequences: Sequences) -> Tensor:
+    """0-d bool: whether a row holds more than one document."""
+    return (sequences.first.sum(-1) > 1).any()
+
+
+def refuse_several(sequences: Sequences | None) -> None:
+    """A cache knows where a row begins, and no other borders: tokens that come later would see across them."""
     if sequences is None:
-        return None, torch.arange(past, past + length, device=device).expand(batch, length)
-    return sequences, sequences.positions[:, past:]
+        return
+    rule = "a cache holds one sequence in each row, and these rows hold several documents: pass use_cache=False"
+    if torch.compiler.is_compiling():
+        torch._assert_async(~several(sequences), rule)  # values are unknown here, so the graph itself asserts it
+    elif bool(several(sequences)):
+        raise SelattnError(rule)
+
+
+def _positions(
+    shape: tuple[int, int], past: int, sequences: Sequences | None, position_ids: Tensor | None, device: torch.device
+) -> Tensor:
+    """Each new token's position; 0 for padding, where none is needed and callers leave anything."""
+    if position_ids is None:
+        if sequences is None:
+            return torch.arange(past, past + shape[1], device=device).expand(shape)
+        # How many real tokens of its sequence stand before it: unlike `sequences.positions`, this leaves out holes.
+        before = sequences.real.long().cumsum(-1) - 1
+        return (before - before.gather(-1, sequences.start.clamp(max=before.shape[-1] - 1))).clamp(min=0)[:, past:]
+    positions = position_ids.expand(shape)
+    return positions if sequences is None else positions.masked_fill(~sequences.real[:, past:], 0)
+
+
+def _documents(position_ids: Tensor, real: Tensor | None) -> Tensor:
+    """A number for each document: one begins where a position does not follow that of the last real token."""
+    before = position_ids.roll(1, -1)
+    if real is not None:
+        index = torch.arange(position_ids.shape[-1], device=position_ids.device)
+        before = position_ids.gather(-1, torch.where(real, index, 0).cummax(-1).values.roll(1, -1))
+    begins = position_ids != before + 1
+    return (begins if real is None else begins & real).cumsum(-1)
+
+
+def _check_shapes(
+    shape: tuple[int, int],
+    past: int,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    seq_idx: Tensor | None,
+) -> None:
+    batch, length = shape
+    if attention_mask is not None and tuple(attention_mask.shape) != (batch, past + length):
+        hint = ""
+        if attention_mask.ndim == 4:
+            hint = "; documents are told by position_ids that restart, windows and patterns by the config"
+        raise SelattnError(
+            f"attention_mask must be [batch, tokens so far] = {[batch, past + length]} with 1 for real tokens, "
+            f"not {list(attention_mask.shape)}{hint}"
+        )
+    for name, given in (("position_ids", position_ids), ("seq_idx", seq_idx)):
+        if given is not None and tuple(given.shape) not in {(batch, length), (1, length)}:
+            raise SelattnError(f"{name} must be [batch, tokens] = {[batch, length]}, not {list(given.shape)}")
 
 
 def _unless_all_real(mask: Tensor | None) -> Tensor | None:

@@ -8,6 +8,8 @@ bracket divided by n, so the term is epsilon times the mean kept fraction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,13 @@ def kept_tokens(M: Tensor, sequences: Sequences | None) -> Tensor:
     return torch.zeros_like(per_row).scatter_reduce(-1, start, per_row, "amax").sum()
 
 
-def real_tokens(shape: tuple[int, int], sequences: Sequences | None, like: Tensor) -> Tensor:
+def kept_fractions(kept: Sequence[Tensor | None], x: Tensor, sequences: Sequences | None) -> Tensor:
+    """[L], `kept_tokens` of each layer over the real tokens of x [B, N, ...]; NaN for layers that do not select."""
+    n = real_tokens(tuple(x.shape[:2]), sequences, x)
+    return torch.stack([torch.full_like(n, torch.nan) if tokens is None else tokens / n for tokens in kept])
+
+
+def real_tokens(shape: tuple[int, ...], sequences: Sequences | None, like: Tensor) -> Tensor:
     """n, the number of tokens in a batch of this shape that are not padding."""
     if sequences is None:
         return torch.tensor(float(shape[0] * shape[1]), device=like.device)
@@ -39,11 +47,14 @@ def memory_term(kept: Tensor, epsilon: float) -> Tensor:
     return epsilon * total / selects.sum().clamp(min=1)
 
 
-def share_of_labels(labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | float:
-    """The weight of a micro batch's term under gradient accumulation: its share of the labels, like the loss itself.
+def share_of_labels(targets: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor | float:
+    """The weight of a batch's term among those that one step sums up: its share of the labels, as for the loss itself.
 
-    A causal model's first label of each row is not predicted, so it is not counted, as the trainer does not count it.
+    They are counted as the trainer counts them, so that the shares of a step add up to 1: over micro batches, and over
+    processes too where it counts across them (it then multiplies the loss by their number, and DDP divides by it).
+
+    Args:
+        targets: what each token is to predict, -100 for nothing.
+        num_items_in_batch: the labels of the whole step; None if the step has one batch.
     """
-    if num_items_in_batch is None:
-        return 1.0
-    return (labels[..., 1:] != -100).sum() / num_items_in_batch
+    return 1.0 if num_items_in_batch is None else (targets != -100).sum() / num_items_in_batch

@@ -14,12 +14,15 @@ class SelectiveModelOutput(BaseModelOutputWithPast):
 
     Attributes:
         kept: [L], for each layer sum over sequences of max_i M_i, divided by the number of real tokens; NaN for layers
-            that do not select.
+            that do not select. With `output_kept=True`.
         selection: F [B, S, N, M] of each layer, None for layers that do not select; with `output_selection=True`.
+        predictable: [B, N] bool, the tokens that another token of their sequence can predict; None if these are all but
+            the first of each row.
     """
 
     kept: Tensor | None = None
     selection: tuple[Tensor | None, ...] | None = None
+    predictable: Tensor | None = None
 
 
 @dataclass
@@ -28,8 +31,9 @@ class SelectiveOutput(CausalLMOutputWithPast):
 
     Attributes:
         lm_loss: the plain cross-entropy.
-        memory_loss: the memory term, between 0 and epsilon.
-        kept: [L], the kept fraction of each layer (the memory term is epsilon times its mean over selective layers).
+        memory_loss: the memory term, between 0 and epsilon; None where a cache was used, or if no layer selects.
+        kept: [L], the kept fraction of each layer (the memory term is epsilon times its mean over selective layers);
+            None where `memory_loss` is.
         selection: F of each layer, with `output_selection=True`.
     """
 

@@ -9,10 +9,19 @@ from torch.nn import functional as nnf
 from selattn.models.config import SelectiveConfig
 
 
+class RMSNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * gain, in the gain's precision: under autocast x may be in a lower one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] to the same."""
+        assert self.weight is not None
+        return super().forward(x.to(self.weight.dtype)).to(x.dtype)
+
+
 def make_norm(config: SelectiveConfig) -> nn.Module:
     """RMSNorm (the paper) or LayerNorm (GPT-2) over d_model."""
     if config.norm == "rmsnorm":
-        return nn.RMSNorm(config.hidden_size, eps=config.norm_eps)
+        return RMSNorm(config.hidden_size, eps=config.norm_eps)
     return nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.bias)
 
 

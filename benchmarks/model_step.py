@@ -1,0 +1,89 @@
+"""A training step of a selective model beside the same with standard attention: `python benchmarks/model_step.py`.
+
+Forward, and forward + backward, of the paper's model of size d, in fp32, the memory term included; the two models take
+turns in one process. Run it on a quiet machine: PyTorch's threads wait for each other, so a second busy process costs
+a multiple.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from timing import medians
+
+from selattn import SelectiveConfig, SelectiveForCausalLM, records
+
+KINDS = ("standard", "selective")
+
+
+def make(kind: str, args: argparse.Namespace) -> SelectiveForCausalLM:
+    """The model, with the same weights for each kind of attention: selection has none of its own."""
+    torch.manual_seed(args.seed)
+    config = SelectiveConfig.from_d(
+        args.d,
+        max_position_embeddings=args.context,
+        attention=kind,
+        memory_epsilon=args.epsilon,
+        backend=args.backend if kind == "selective" else "sdpa",  # PyTorch's own flash attention, the rival to beat
+    )
+    return SelectiveForCausalLM(config).train()
+
+
+def step(model: SelectiveForCausalLM, ids: torch.Tensor, backward: bool) -> None:
+    """One step; gradients are thrown away."""
+    with torch.set_grad_enabled(backward):
+        loss = model(ids, labels=ids, use_cache=False).loss
+        if backward:
+            model.zero_grad(set_to_none=True)
+            loss.backward()
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, object]]:
+    """A row for each direction: seconds of each kind, and their ratio."""
+    models = {kind: make(kind, args) for kind in KINDS}
+    ids = torch.randint(models["standard"].config.vocab_size, (args.batch, args.context))
+    rows: list[dict[str, object]] = []
+    for name, backward in (("forward", False), ("forward + backward", True)):
+        rivals = {kind: lambda m=model, b=backward: step(m, ids, b) for kind, model in models.items()}
+        seconds = medians(rivals, args.repeats)
+        rows.append({"what": name, **seconds, "ratio": seconds["selective"] / seconds["standard"]})
+    return rows
+
+
+def draw(rows: list[dict[str, object]], args: argparse.Namespace, console: Console) -> None:
+    """The rows as a table."""
+    title = f"d={args.d}, context {args.context}, batch {args.batch}, fp32, {torch.get_num_threads()} threads"
+    table = Table(title=title, title_justify="left")
+    for heading in ("", "standard", "selective", "ratio"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        seconds = (f"{row[kind]:.3f} s" for kind in KINDS)
+        table.add_row(str(row["what"]), *seconds, f"{row['ratio']:.2f}")
+    console.print(table)
+
+
+def main() -> None:
+    """Measure, print, record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--d", type=int, default=12)
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--epsilon", type=float, default=0.1, help="weight of the memory term (default: 0.1)")
+    parser.add_argument("--backend", default="auto", help="of selective attention (default: auto)")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", default="results/model_step.json")
+    args = parser.parse_args()
+
+    rows = measure(args)
+    draw(rows, args, Console())
+    names = ("d", "context", "batch", "epsilon", "backend", "repeats")
+    shape = {**{name: getattr(args, name) for name in names}, "dtype": "float32"}
+    print(records.write_record(args.out, {"shape": shape, "rows": rows}, seed=args.seed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,33 @@
+"""From text or a synthetic task to rows of tokens: sources, tokenizers, token stores and datasets.
+
+Every dataset is map-style: `len(ds)`, and `ds[i]` is a dict of 1-D int64 tensors of one length: `input_ids`, `labels`
+(-100 where there is no loss, not shifted), `attention_mask` if rows can be padded, `position_ids` if they are packed.
+"""
+
+from selattn.data.corpus import build_corpus, store_for, tokenizer_for
+from selattn.data.rows import DocumentRows, PackedRows, Shuffled, check_vocabulary
+from selattn.data.store import TokenStore, build_store
+from selattn.data.synthetic import TASKS, Copy, Parity, Task, VariableAssignment, make_task
+from selattn.data.text import Reading, documents
+from selattn.data.tokenizer import Tokenizer
+
+__all__ = [
+    "TASKS",
+    "Copy",
+    "DocumentRows",
+    "PackedRows",
+    "Parity",
+    "Reading",
+    "Shuffled",
+    "Task",
+    "TokenStore",
+    "Tokenizer",
+    "VariableAssignment",
+    "build_corpus",
+    "build_store",
+    "check_vocabulary",
+    "documents",
+    "make_task",
+    "store_for",
+    "tokenizer_for",
+]

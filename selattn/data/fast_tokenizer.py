@@ -1,0 +1,77 @@
+"""A SentencePiece unigram model as a tokenizer of transformers, which generation and lm-eval ask for.
+
+`AutoTokenizer.from_pretrained` reads it back without code of ours. The tokens are those of SentencePiece but for near
+ties: SentencePiece adds the scores of a whole document in single precision, so the rounding of a long one can decide
+between two ways to split a word, where this one adds in double precision.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2 as proto
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+from transformers import PreTrainedTokenizerFast
+
+from selattn.data.tokenizer import Tokenizer
+from selattn.errors import SelattnError
+
+_UNIGRAM = 1
+_UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # types of pieces that SentencePiece does not look for in a text
+_BLANK = "▁"  # how SentencePiece writes a blank
+
+
+def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+    """Convert; a text gets <BOS> in front, as every row in training has, and no <EOS>."""
+    model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
+    model.ParseFromString(tokenizer.model_bytes())
+    if model.trainer_spec.model_type != _UNIGRAM:
+        raise SelattnError(f"{tokenizer.path} is not a unigram model: only those can be used with transformers")
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    fallback = model.trainer_spec.byte_fallback
+    backend = Backend(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id, byte_fallback=fallback))
+    backend.normalizer = normalizers.Sequence(_normalizers(model.normalizer_spec))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(_never_text(model)), "isolated")
+    steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if model.normalizer_spec.add_dummy_prefix:
+        steps.append(decoders.Strip(" ", 1, 0))
+    backend.decoder = decoders.Sequence(steps)
+    special = tokenizer.special_tokens
+    for name in special.values():  # those that exist keep their ids, the others are numbered in this order
+        backend.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    bos = special["bos"]
+    backend.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_id)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=bos,
+        eos_token=special["eos"],
+        pad_token=special["pad"],
+        unk_token=model.pieces[model.trainer_spec.unk_id].piece,
+        split_special_tokens=True,  # a text that says "<s>" (HTML does) is text, as for SentencePiece
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _never_text(model: Any) -> str:
+    """Matches the first character of what looks like a special piece, "<s>" or "<0x41>", but stands in a text.
+
+    With a border behind that character the rest of it cannot be taken for the piece.
+    """
+    special = [piece.piece for piece in model.pieces if piece.type in (_UNKNOWN, _CONTROL, _BYTE)]
+    return "|".join(f"{re.escape(piece[0])}(?={re.escape(piece[1:])})" for piece in special)
+
+
+def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
+    """What SentencePiece does to a text before it looks for pieces."""
+    steps: list[normalizers.Normalizer] = []
+    if spec.precompiled_charsmap:
+        steps.append(normalizers.Precompiled(spec.precompiled_charsmap))
+    if spec.remove_extra_whitespaces:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    if spec.add_dummy_prefix:
+        steps.append(normalizers.Prepend(_BLANK))
+    return [*steps, normalizers.Replace(" ", _BLANK)]

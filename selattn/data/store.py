@@ -1,0 +1,227 @@
+"""Token stores: documents as tokens in one memory-mapped file, written once and checked when opened.
+
+A store is a folder:
+
+    tokens.bin    all documents one after another, each <BOS> tokens <EOS>; uint16, or uint32 for a large vocabulary
+    offsets.bin   int64, where each document begins, and at the end the number of tokens
+    meta.json     what it was made of, how large it is, and the checksums of both files
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from selattn.data.folders import make_folder
+from selattn.data.tokenizer import Tokenizer
+from selattn.errors import SelattnError
+
+VERSION = 1
+_TOKENS, _OFFSETS, _META = "tokens.bin", "offsets.bin", "meta.json"
+_BATCH = 128  # documents that are tokenized at a time
+
+
+class TokenStore:
+    """The documents of a store. It is reopened, not copied, when it is sent to another process.
+
+    Attributes:
+        path: its folder.
+        meta: what meta.json says.
+        tokens: [tokens] of all documents, memory-mapped.
+        offsets: [documents + 1] int64, memory-mapped; document d is tokens[offsets[d] : offsets[d + 1]].
+    """
+
+    def __init__(self, path: str | Path, verify: bool = False) -> None:
+        """Open a store and check its sizes; with `verify`, also that not one byte has changed."""
+        self.path = Path(path)
+        self.meta = _read_meta(self.path)
+        dtype = np.dtype(self.meta["dtype"])
+        self.tokens = self._map(_TOKENS, dtype, self.meta["tokens"])
+        self.offsets = self._map(_OFFSETS, np.dtype(np.int64), self.meta["documents"] + 1)
+        if verify:
+            self.verify()
+
+    def _map(self, name: str, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
+        file = self.path / name
+        found = file.stat().st_size if file.is_file() else 0
+        if found != size * dtype.itemsize:
+            raise self._damaged(f"{name} has {found} bytes, not {size * dtype.itemsize}")
+        return np.memmap(file, dtype, "r")
+
+    def verify(self) -> None:
+        """Read everything once and compare the checksums."""
+        for name, checksum in self.meta["checksums"].items():
+            with (self.path / name).open("rb") as file:
+                if hashlib.file_digest(file, _hash).hexdigest() != checksum:
+                    raise self._damaged(f"{name} has changed since it was written")
+
+    def _damaged(self, how: str) -> SelattnError:
+        return SelattnError(f"the token store {self.path} is damaged: {how}; delete the folder and build it again")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TokenStore, (self.path,)
+
+    def __len__(self) -> int:
+        """The number of documents."""
+        return self.meta["documents"]
+
+    def __getitem__(self, document: int) -> NDArray[Any]:
+        """The tokens of a document, with its <BOS> and <EOS>."""
+        if not 0 <= document < len(self):
+            raise IndexError(f"document {document} of {len(self)}")
+        return self.tokens[self.offsets[document] : self.offsets[document + 1]]
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the tokenizer."""
+        return self.meta["vocab_size"]
+
+    @property
+    def bos_id(self) -> int:
+        """What every document begins with."""
+        return self.meta["bos_id"]
+
+    @property
+    def pad_id(self) -> int:
+        """What rows are filled up with."""
+        return self.meta["pad_id"]
+
+
+def build_store(
+    path: str | Path,
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    source: str = "",
+    eos: bool = True,
+    threads: int = 1,
+    progress: bool = False,
+) -> TokenStore:
+    """Tokenize the documents into a new store, or open the one that is there.
+
+    Args:
+        path: the folder to be. It appears when it is complete; see `selattn.data.folders.make_folder`.
+        documents: texts; they are read once, and only if there is no store yet.
+        tokenizer: its fingerprint is written down; a store that is there must have the same, and the same source.
+        source: what the text is, for the record.
+        eos: whether documents end with <EOS>. The paper does not say; without it a model never learns to end.
+        threads: for tokenizing.
+        progress: whether to show a progress bar on the terminal.
+    """
+    path = Path(path)
+
+    def fill(part: Path) -> None:
+        with _progress(path.name, progress) as bar:
+            counts = _write(part, documents, tokenizer, eos, threads, bar)
+        meta = {
+            "version": VERSION,
+            "source": source,
+            "tokenizer": tokenizer.fingerprint,
+            "vocab_size": tokenizer.vocab_size,
+            "pad_id": tokenizer.pad_id,
+            "bos_id": tokenizer.bos_id,
+            "eos_id": tokenizer.eos_id if eos else None,
+            **counts,
+        }
+        (part / _META).write_text(json.dumps(meta, indent=2) + "\n")
+
+    make_folder(path, fill)
+    store = TokenStore(path)
+    wanted = {"tokenizer": tokenizer.fingerprint, "source": source, "eos_id": tokenizer.eos_id if eos else None}
+    for name, value in wanted.items():
+        if store.meta[name] != value:
+            raise SelattnError(
+                f"{path} is there, but was made with another {name.removesuffix('_id')}; choose another folder"
+            )
+    return store
+
+
+def _write(
+    part: Path, documents: Iterable[str], tokenizer: Tokenizer, eos: bool, threads: int, bar: Progress
+) -> dict[str, Any]:
+    """Write both files and return what meta.json says about them."""
+    dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+    end = [tokenizer.eos_id] if eos else []
+    count = tokens = text = 0
+    with _open(part / _TOKENS) as token_file, _open(part / _OFFSETS) as offset_file:
+        writers = {_TOKENS: _Hashed(token_file), _OFFSETS: _Hashed(offset_file)}
+        writers[_OFFSETS].write(np.zeros(1, np.int64))
+        for batch in _batches(documents):
+            rows = [[tokenizer.bos_id, *ids, *end] for ids in tokenizer.encode_batch(batch, threads)]
+            writers[_TOKENS].write(np.concatenate([np.array(row, dtype) for row in rows]))
+            writers[_OFFSETS].write(tokens + np.cumsum([len(row) for row in rows], dtype=np.int64))
+            count += len(batch)
+            tokens += sum(map(len, rows))
+            text += sum(len(document.encode()) for document in batch)
+            bar.update(bar.task_ids[0], completed=tokens, documents=count, tokens=tokens)
+    if not count:
+        raise SelattnError("there are no documents to make a token store of")
+    checksums = {name: writer.checksum() for name, writer in writers.items()}
+    return {"documents": count, "tokens": tokens, "bytes": text, "dtype": dtype.name, "checksums": checksums}
+
+
+class _Hashed:
+    """A file that knows the checksum of what went into it."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._digest = file, _hash()
+
+    def write(self, array: NDArray[Any]) -> None:
+        data = array.tobytes()
+        self._digest.update(data)
+        self._file.write(data)
+
+    def checksum(self) -> str:
+        return self._digest.hexdigest()
+
+
+def _hash() -> Any:
+    return hashlib.blake2b(digest_size=16)
+
+
+def _open(path: Path) -> IO[bytes]:
+    return path.open("wb")
+
+
+def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
+    stream = iter(documents)
+    while batch := list(islice(stream, _BATCH)):
+        yield batch
+
+
+def _progress(name: str, shown: bool) -> Progress:
+    """How many documents there will be is not known before the last one: no percentage, but what is done."""
+    console = Console(stderr=True)
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn(
+            "tokenizing {task.description}: {task.fields[documents]:,} documents, {task.fields[tokens]:,} tokens"
+        ),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not (shown and console.is_terminal),
+    )
+    bar.add_task(name, total=None, documents=0, tokens=0)
+    return bar
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    file = path / _META
+    try:
+        meta = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise SelattnError(f"{path} is not a token store: there is no {_META} in it") from None
+    except (OSError, ValueError) as error:
+        raise SelattnError(f"cannot read {file}: {error}") from None
+    if not isinstance(meta, dict) or meta.get("version") != VERSION:
+        raise SelattnError(f"{path} is not a token store of version {VERSION}; build it again")
+    return meta

@@ -1,0 +1,59 @@
+"""`selattn data`."""
+
+import pytest
+
+from selattn.cli.main import main
+
+
+def test_a_task_is_shown(capsys):
+    assert main(["data", "show", "copy", "--samples", "2", "--set", "longest=3", "--set", "symbols=1"]) == 0
+    title, *samples = capsys.readouterr().out.splitlines()
+    assert title == "Copy(longest=3, shortest=1, symbols=1): vocabulary 5, context 9; [loss]"
+    assert len(samples) == 2
+    for sample in samples:
+        assert sample.startswith("<BOS> a ")
+        assert " <SEP> [a] " in sample
+
+
+def test_a_text_is_shown(capsys, tmp_path):
+    (tmp_path / "a.txt").write_text("one [bold]\n\ntwo\n\nthree")
+    assert main(["data", "show", str(tmp_path / "a.txt"), "--samples", "2", "--validation", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "10 characters" in out
+    assert "one [bold]\n" in out
+    assert "three" not in out
+
+
+@pytest.mark.parametrize("into", ["folder", "cache"])
+def test_a_corpus_is_built(into, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "a.txt").write_text("\n\n".join(f"to be or not to be, that is question {i}" for i in range(300)))
+    out = ["--out", str(tmp_path / "out")] if into == "folder" else []
+    arguments = ["data", "build", str(tmp_path / "a.txt"), "--vocab", "290", "--validation", "0.1", *out]
+    assert main(arguments) == 0
+    shown, _ = capsys.readouterr()
+    assert "290 tokens: " in shown
+    assert "validation" in shown
+    if out:
+        assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tokenizer", "train", "validation"]
+        assert main(arguments) == 2
+        assert "exists already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["data"], "the following arguments are required: <action>"),
+        (["data", "show", "parrity"], "unknown task or source 'parrity'; did you mean 'parity'?"),
+        (["data", "show", "copy", "--set", "longest"], "--set takes NAME=NUMBER, not 'longest'"),
+        (["data", "show", "copy", "--set", "longst=3"], "task copy has no setting 'longst'; did you mean 'longest'?"),
+        (["data", "show", "wikitxt"], "unknown source 'wikitxt'; did you mean 'wikitext'?"),
+        (["data", "build", "nowhere.txt"], "no such file or folder: nowhere.txt"),
+    ],
+)
+def test_bad_input(argv, message, capsys):
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"selattn: error: {message}")
+    assert err.count("\n") == 1
+    assert out == ""

@@ -1,0 +1,58 @@
+"""`selattn generate`: the text, what it cost, and one line for each thing that can be wrong."""
+
+import re
+
+import pytest
+import torch
+
+from selattn.cli.main import main
+from selattn.models import SelectiveForCausalLM
+from tests.models.tiny import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny(dtype=torch.float32).save_pretrained(path)
+    return path
+
+
+def test_continues_ids_and_says_what_it_cost(folder, tmp_path, capsys):
+    budgets = tmp_path / "budgets.json"
+    budgets.write_text("[3, 5]")
+    command = ["generate", str(folder), "--ids", "1 2 3", "--max-new-tokens", "12", "--budgets", str(budgets)]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    model = SelectiveForCausalLM.from_pretrained(folder).eval()
+    ids = torch.tensor([[1, 2, 3]])
+    want = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, cache_budgets=[3, 5]
+    )
+    assert [int(word) for word in out.split()] == want[0].tolist()
+    held, full = (int(number.replace(",", "")) for number in re.findall(r"hold[s]? ([\d,]+)", err))
+    config = model.config
+    token = 2 * config.num_key_value_heads * config.head_dim * 4  # bytes of a key and a value
+    assert full == 2 * 14 * token  # the last token is never read
+    assert held >= 8 * token
+    assert re.search(r"12 tokens, [\d.]+ per second", err)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompt", "hello"], "has no tokenizer"),
+        (["--ids", "1 x"], "must be token ids below"),
+        (["--ids", "1 99"], "must be token ids below"),
+        (["--ids", "1", "--budgets", "1"], "at least 2 tokens"),
+        (["--ids", "1", "--budgets", "no-such-file"], "cannot read the budgets file"),
+        (["--ids", "1", "--policy", "toba"], "did you mean 'tova'"),
+        (["--ids", "1", "--max-new-tokens", "0"], "must be at least 1"),
+        (["--ids", "1", "--max-new-tokens", "999"], "learned positions"),
+    ],
+)
+def test_errors(folder, arguments, says, capsys):
+    assert main(["generate", str(folder), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert says in err

@@ -1,0 +1,41 @@
+"""The text that every Python has."""
+
+import sys
+from itertools import islice
+
+import pytest
+
+from selattn.data.embedded import embedded_documents
+
+
+@pytest.fixture(scope="module")
+def everything():
+    before = set(sys.modules)
+    found = list(embedded_documents())
+    return found, set(sys.modules) - before
+
+
+def test_it_is_a_few_megabytes_of_text(everything):
+    found, _ = everything
+    assert len(found) > 300
+    assert 1e6 < sum(len(text.encode()) for text in found) < 1e7
+    assert all(text.strip() == text for text in found[:50])
+
+
+def test_it_has_the_reference_and_the_library(everything):
+    found, _ = everything
+    text = "\n".join(found)
+    assert 'The "assert" statement' in text
+    assert sum(document.startswith("module json.decoder\n") for document in found) == 1
+    assert "Deserialize ``s``" in text
+    assert "def loads(s, *, cls=None" in text
+
+
+def test_nothing_is_imported_to_read_it(everything):
+    _, imported = everything
+    assert imported <= {"pydoc_data", "pydoc_data.topics"}
+
+
+def test_the_order_is_fixed(everything):
+    found, _ = everything
+    assert list(islice(embedded_documents(), 120)) == found[:120]

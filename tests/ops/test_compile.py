@@ -1,0 +1,195 @@
+"""Compiled, the operator is one graph and gives what it gives eagerly; its registered parts keep torch's rules."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing import assert_close
+
+from selattn.ops import Fixed, Selection, Sequences, causal_attention, chunked, sdpa, selective_attention
+from tests.ops.cases import BACKENDS
+
+B, N = 2, 37
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler():
+    torch._dynamo.reset()
+
+
+def normal(*shape):
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def leaves():
+    return [normal(B, h, N, d).requires_grad_() for h, d in ((4, 6), (2, 6), (2, 3))]
+
+
+def padded(q, k, v, mask, backend):
+    got = selective_attention(q, k, v, mask[:, None, None], enable_gqa=True, return_memory=True, backend=backend)
+    return got.output.sum() + got.memory.amax(-1).sum()
+
+
+def packed(q, k, v, ids, backend):
+    sequences = Sequences.from_documents(ids)
+    got = selective_attention(
+        q, k, v, sequences=sequences, enable_gqa=True, window=9, return_f=True, return_state=True, backend=backend
+    )
+    return got.output.sum() + got.f.sin().sum() + got.state.sin().sum()
+
+
+def cumulative(q, k, v, lengths, backend):
+    q, k, v = (x[:1] for x in (q, k, v))
+    sequences = Sequences.from_cu_seqlens(lengths, N)
+    return selective_attention(q, k, v, sequences=sequences, enable_gqa=True, backend=backend).sin().sum()
+
+
+def several_masks(q, k, v, bias, backend):
+    chosen = Selection((1, 0), relu=False, shift=False)
+    return selective_attention(q, k, v, bias, enable_gqa=True, selection=chosen, backend=backend).sin().sum()
+
+
+def separate(q, k, v, _, backend):
+    form = {"selection_query": q[:, :1], "selection_key": k[:, :1]}
+    return selective_attention(q, k, v, enable_gqa=True, **form, backend=backend).sin().sum()
+
+
+def continued(q, k, v, state, backend):
+    return selective_attention(q[:, :, -5:], k, v, state=state, enable_gqa=True, backend=backend).sin().sum()
+
+
+def sparse(q, k, v, _, backend):
+    return causal_attention(q, k, v, pattern=Fixed(8, 2, "split"), enable_gqa=True, backend=backend).sin().sum()
+
+
+def standard(q, k, v, _, backend):
+    return causal_attention(q, k, v, enable_gqa=True, backend=backend).sin().sum()
+
+
+FORMS = {
+    padded: torch.arange(N) >= torch.tensor([[5], [0]]),
+    packed: (torch.arange(N) > 20).long().expand(B, N),
+    cumulative: torch.tensor([0, 11, 30], dtype=torch.int32),
+    several_masks: torch.randn(4, N, N, dtype=torch.float64),
+    separate: None,
+    continued: torch.ones(B, 1, N - 5, dtype=torch.float64),
+    sparse: None,
+    standard: None,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+def test_compiled_is_eager(form, backend):
+    """One graph, forward and backward."""
+    inputs, extra = leaves(), FORMS[form]
+    compiled = torch.compile(form, fullgraph=True, backend="aot_eager")
+    got, want = (f(*inputs, extra, backend) for f in (compiled, form))
+    assert_close(got, want, rtol=1e-12, atol=1e-12)
+    got, want = (torch.autograd.grad(x, inputs) for x in (got, want))
+    assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # by inductor itself
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_by_inductor_is_eager(backend):
+    inputs, extra = leaves(), FORMS[padded]
+    compiled = torch.compile(padded, fullgraph=True)
+    got, want = (torch.autograd.grad(f(*inputs, extra, backend), inputs) for f in (compiled, padded))
+    assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_strength_that_changes_does_not_recompile(backend):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(
+        lambda q, k, v, s: selective_attention(q, k, v, strength=s, enable_gqa=True, backend=backend),
+        fullgraph=True,
+        backend=counter,
+    )
+    inputs, seen = leaves(), []
+    for strength in (0.0, 0.25, 0.5, 1.0):
+        got = compiled(*inputs, torch.tensor(strength))
+        assert_close(got, selective_attention(*inputs, strength=strength, enable_gqa=True, backend=backend))
+        seen.append(got)
+    assert counter.frame_count == 1
+    assert (seen[0] - seen[1]).abs().max() > 1e-2
+
+
+# The reference takes 8 s: its matrices of symbolic size.
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa", "chunked"])
+def test_another_length_does_not_recompile(backend):
+    def attend(x):
+        return selective_attention(x, x, x, backend=backend)
+
+    counter, frames = CompileCounterWithBackend("aot_eager"), []
+    compiled = torch.compile(attend, fullgraph=True, backend=counter, dynamic=True)
+    for n in (33, 47, 70):
+        x = normal(1, 2, n, 4).requires_grad_()
+        got, want = compiled(x), attend(x)
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
+        got, want = (torch.autograd.grad(y.sin().sum(), x) for y in (got, want))
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
+        frames.append(counter.frame_count)
+    assert frames[0] >= 1
+    assert len(set(frames)) == 1
+
+
+def chunked_arguments(dtype=torch.float64, **more):
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
+    tensors = {"selection_query": None, "selection_key": None, "bias": None, "state": None, "strength": None}
+    tensors |= {"start": None, "until": None, "mask": None, "seed": None}
+    settings = {"scale": 0.4, "window": None, "pattern": [], "softcap": None, "dropout_p": 0.0, "heads": [0]}
+    settings |= {"relu": True, "protect_first": True, "protect_self": True, "shift": True, "tau": 1.0}
+    settings |= {"return_f": False, "return_memory": False}
+    return tuple(({"query": q, "key": k, "value": v} | tensors | settings | more).values())
+
+
+OPCHECKS = {
+    "default": {},
+    "all results": {"return_f": True, "return_memory": True},
+    "half": {"dtype": torch.bfloat16, "return_memory": True},
+    "bias and state": {"bias": normal(1, 4, N, 1), "state": normal(B, 1, N).abs(), "softcap": 3.0},
+    "separate": {"selection_query": normal(B, 2, N, 3), "selection_key": normal(B, 2, N, 3), "heads": []},
+    "standard": {"heads": [], "window": 4, "pattern": [3, 0, 0]},
+    "dropout": {"dropout_p": 0.5, "seed": torch.tensor(3)},
+}
+
+
+@pytest.mark.parametrize("kind", OPCHECKS)
+def test_registered_operators_of_chunked(kind):
+    arguments = chunked_arguments(**OPCHECKS[kind])
+    torch.library.opcheck(chunked._forward, arguments)
+    plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
+    output, lse, f, memory, state = chunked._forward(*plain)
+    upstream = [torch.ones_like(x) if x.numel() else None for x in (output, f, memory, state)]
+    torch.library.opcheck(chunked._backward, (output, lse, *upstream, plain[5] is not None, *plain))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_registered_operators_of_sdpa(with_bias, dtype):
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
+    bias = torch.zeros(1, 1, N, N, dtype=torch.promote_types(dtype, torch.float32)).masked_fill(
+        torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf
+    )
+    torch.library.opcheck(sdpa._biased, (q, k, v, bias.requires_grad_(with_bias), 0.4))
+    q, k, v, bias = (x.detach() for x in (q, k, v, bias))
+    output, lse = sdpa._biased(q, k, v, bias, 0.4)
+    torch.library.opcheck(sdpa._biased_backward, (torch.ones_like(output), output, lse, q, k, v, bias, 0.4, with_bias))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_dropout_draws_anew_each_time(backend):
+    """The seed is drawn in the graph, not once when it is compiled."""
+
+    def attend(x):
+        return selective_attention(x, x, x, dropout_p=0.5, backend=backend)
+
+    x, compiled = normal(1, 2, 9, 4), torch.compile(attend, fullgraph=True, backend="aot_eager")
+    first, second = compiled(x), compiled(x)
+    assert not torch.equal(first, second)
+    torch.manual_seed(0)
+    got = compiled(x)
+    torch.manual_seed(0)
+    assert torch.equal(got, compiled(x))

@@ -1,0 +1,195 @@
+"""What a caller can get wrong: one line each, that names what was wrong."""
+
+import math
+
+import pytest
+import torch
+
+from selattn.errors import SelattnError
+from selattn.ops import Selection, Sequences, Strided, causal_attention, selective_attention
+
+B, H, N, M, D = 2, 4, 3, 5, 6
+Q, K, V = torch.randn(B, H, N, D), torch.randn(B, H, M, D), torch.randn(B, H, M, 7)
+STATE = torch.zeros(B, 1, M - N)
+FORM = {"selection_query": torch.randn(B, 1, N, 3), "selection_key": torch.randn(B, 1, M, 3)}
+
+
+def attend(query=Q, key=K, value=V, state=STATE, **options):
+    return selective_attention(query, key, value, state=state, **options)
+
+
+def separate(**changed):
+    return {**FORM, **changed}
+
+
+# What is changed in a call that is right, and what the error says.
+WRONG = {
+    "query of rank 3": ({"query": Q[0]}, r"query must be \[batch, heads, length, head size\], not \[4, 3, 6\]"),
+    "key of rank 2": ({"key": K[0, 0]}, r"key must be .*not \[5, 6\]"),
+    "key of another dtype": ({"key": K.double()}, "query is torch.float32 .* but key is torch.float64"),
+    "value of another dtype": ({"value": V.bfloat16()}, "but value is torch.bfloat16"),
+    "integers": ({"query": Q.long(), "key": K.long(), "value": V.long()}, "fp32, bf16, fp16 or fp64, not torch.int64"),
+    "key of another device": ({"key": K.to("meta")}, "but key is torch.float32 on meta"),
+    "batch sizes": ({"value": V[:1]}, "query has batch size 2 but value has 1"),
+    "no batch": ({"query": Q[:0], "key": K[:0], "value": V[:0]}, r"query \[0, 4, 3, 6\] is empty"),
+    "no tokens": ({"query": Q[:, :, :0]}, r"query \[2, 4, 0, 6\] is empty"),
+    "no key heads": ({"key": K[:, :0], "value": V[:, :0], "enable_gqa": True}, r"key \[2, 0, 5, 6\] is empty"),
+    "no features": ({"query": Q[..., :0], "key": K[..., :0]}, r"query \[2, 4, 3, 0\] is empty"),
+    "value length": ({"value": V[:, :, 1:]}, r"key \[2, 4, 5, 6\] and value \[2, 4, 4, 7\] must agree"),
+    "value heads": ({"value": V[:, 1:]}, r"value \[2, 3, 5, 7\] must agree in heads"),
+    "head sizes": ({"key": K[..., 1:]}, "query has head size 6 but key has 5"),
+    "heads not divisible": (
+        {"key": K[:, :3], "value": V[:, :3], "enable_gqa": True},
+        "4 query heads cannot be shared out among 3 key-value heads",
+    ),
+    "more key heads": (
+        {"query": Q[:, :2], "enable_gqa": True},
+        "2 query heads cannot be shared out among 4 key-value heads",
+    ),
+    "grouped without saying so": ({"key": K[:, :2], "value": V[:, :2]}, "pass enable_gqa=True"),
+    "query longer than key": (
+        {"query": torch.randn(B, H, 6, D), "state": None},
+        "query has 6 rows but there are only 5 keys",
+    ),
+    "not causal": ({"is_causal": False}, "leave is_causal at True"),
+    "no state": ({"state": None}, r"3 queries continue after 2 earlier keys: pass state="),
+    "state over all keys": (
+        {"state": torch.zeros(B, 1, M)},
+        r"state must be floating point \[2, 1, 2\].*not .*\[2, 1, 5\]",
+    ),
+    "state of integers": ({"state": STATE.long()}, "state must be floating point .*not torch.int64"),
+    "state of other masks": ({"selection": Selection((0, 1))}, r"state must be floating point \[2, 2, 2\]"),
+    "dropout of 1": ({"dropout_p": 1.0}, "dropout_p must be at least 0 and below 1, not 1.0"),
+    "dropout below 0": ({"dropout_p": -0.1}, "dropout_p must be at least 0"),
+    "scale not finite": ({"scale": math.nan}, "scale must be a finite number, not nan"),
+    "soft cap of 0": ({"softcap": 0.0}, "softcap must be above 0, not 0.0"),
+    "soft cap not a number": ({"softcap": math.nan}, "softcap must be above 0, not nan"),
+    "window of 0": ({"window": 0}, "window must be a whole number of keys, at least 1 .*not 0"),
+    "window of 2.0": ({"window": 2.0}, "window must be a whole number of keys, .*not 2.0"),
+    "infinite window": ({"window": math.inf}, "window must be a whole number of keys, .*not inf"),
+    "true as window": ({"window": True}, "window must be a whole number of keys, .*not True"),
+    "tau of 0": ({"tau": 0.0}, "tau must be above 0, not 0.0"),
+    "strength above 1": ({"strength": 1.5}, r"strength must be in \[0, 1\], not 1.5"),
+    "strength not a number": ({"strength": math.nan}, r"strength must be in \[0, 1\], not nan"),
+    "strength of rank 1": ({"strength": torch.ones(1)}, "strength must be a number or a 0-d tensor"),
+    "strength that learns": ({"strength": torch.tensor(0.5, requires_grad=True)}, "needs no gradient"),
+    "mask of integers": (
+        {"attn_mask": torch.ones(N, M).long()},
+        "attn_mask must be bool .* or floating point .*not torch.int64",
+    ),
+    "mask of another shape": (
+        {"attn_mask": torch.ones(M, N)},
+        r"attn_mask \[5, 3\] cannot be broadcast to .*\[2, 4, 3, 5\]",
+    ),
+    "mask of rank 5": ({"attn_mask": torch.ones(1, B, H, N, M)}, "cannot be broadcast"),
+    "until as floats": ({"visible_until": torch.ones(B, M)}, "visible_until must hold integer rows, not torch.float32"),
+    "until of another length": (
+        {"visible_until": torch.ones(B, N).long()},
+        r"visible_until must be \[2, 5\] or, .*\[2, 4, 5\], not \[2, 3\]",
+    ),
+    "sequences of the queries only": (
+        {"sequences": Sequences.from_mask(torch.ones(B, N))},
+        r"sequences are for \[2, 3\].*but the keys are \[2, 5\]",
+    ),
+    "selecting head": ({"selection": Selection(4)}, "selecting head 4 does not exist: there are 4 query heads"),
+    "selecting heads": ({"selection": Selection((0, 1, 2))}, "4 heads cannot be shared out among 3 selection masks"),
+    "half of a form": ({"selection_query": FORM["selection_query"]}, "needs both selection_query and selection_key"),
+    "form and head": ({**FORM, "selection": Selection(1)}, "either Selection.* or selection_query and selection_key"),
+    "form of two sizes": (separate(selection_key=torch.randn(B, 1, M, 4)), "do not fit"),
+    "form of rank 3": (separate(selection_query=torch.randn(B, N, 3)), "do not fit"),
+    "form of two dtypes": (
+        separate(selection_key=FORM["selection_key"].double()),
+        "selection_key is torch.float64: they must be of one floating",
+    ),
+    "form of integers": ({name: x.long() for name, x in FORM.items()}, "selection_query is torch.int64"),
+    "form's query length": (
+        separate(selection_query=torch.randn(B, 1, M, 3)),
+        r"selection_query \[2, 1, 5, 3\] .*do not fit",
+    ),
+    "form's key length": (separate(selection_key=torch.randn(B, 1, N, 3)), r"selection_key \[2, 1, 3, 3\] do not fit"),
+    "form's batch": ({name: x[:1] for name, x in FORM.items()}, "do not fit"),
+    "form's masks": (
+        {name: x.expand(-1, 3, -1, -1) for name, x in FORM.items()},
+        "4 heads cannot be shared out among 3 selection masks",
+    ),
+    "unknown backend": (
+        {"backend": "chunky"},
+        r"unknown backend 'chunky' \(did you mean 'chunked'\?\): choose auto, reference,",
+    ),
+    "nothing like a backend": ({"backend": "zzz"}, "unknown backend 'zzz': choose auto"),
+    "soft cap on sdpa": (
+        {"softcap": 3.0, "backend": "sdpa"},
+        "backend 'sdpa' cannot do this: .*no soft cap; use reference or chunked, or auto",
+    ),
+    "weights on sdpa": (
+        {"return_weights": True, "backend": "sdpa"},
+        "does not give its weights; use reference, or auto",
+    ),
+    "weights on chunked": (
+        {"return_weights": True, "backend": "chunked"},
+        "backend 'chunked' cannot do this: .*weights.*; use reference, or auto",
+    ),
+}
+
+
+def assert_one_clear_line(call, said):
+    with pytest.raises(SelattnError, match=said) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_call_that_is_changed_is_right():
+    assert attend().shape == attend(**FORM).shape == (B, H, N, 7)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_call(wrong):
+    options, said = WRONG[wrong]
+    assert_one_clear_line(lambda: attend(**options), said)
+
+
+# The same of causal_attention, which has no selection.
+SHARED = [name for name, (options, _) in WRONG.items() if not {"state", "selection", "strength", "tau"} & {*options}]
+SHARED = [name for name in SHARED if not any(key.startswith("selection_") for key in WRONG[name][0])]
+
+
+@pytest.mark.parametrize("wrong", SHARED)
+def test_wrong_call_of_the_baseline(wrong):
+    options, said = WRONG[wrong]
+    assert_one_clear_line(lambda: causal_attention(**{"query": Q, "key": K, "value": V} | options), said)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Selection(-1), "Selection.head must be a head index from 0.*not -1"),
+        (lambda: Selection(True), "Selection.head must be .*not True"),
+        (lambda: Selection(1.0), "Selection.head must be .*not 1.0"),
+        (lambda: Selection((0, -2)), r"Selection.head must be .*not \(0, -2\)"),
+        (lambda: Selection(()), "empty tuple"),
+        (lambda: Sequences.from_mask(torch.ones(4)), r"mask must be \[batch, keys\], not \[4\]"),
+        (lambda: Sequences.from_documents(torch.ones(2, 3, 4)), r"ids must be \[batch, keys\], not \[2, 3, 4\]"),
+        (
+            lambda: Sequences.from_documents(torch.ones(2, 3), torch.ones(2, 4)),
+            r"ids are \[2, 3\] but mask is \[2, 4\]",
+        ),
+        (lambda: Sequences.from_position_ids(torch.ones(3)), r"position_ids must be \[batch, keys\], not \[3\]"),
+        (lambda: Sequences.from_position_ids(torch.ones(2, 3), torch.ones(1, 3)), r"mask is \[1, 3\]"),
+        (lambda: Sequences.from_cu_seqlens(torch.ones(2, 2).long(), 4), r"1-D integer tensor .*of shape \[2, 2\]"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([0]), 4), r"1-D integer tensor .*of shape \[1\]"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([0.0, 4.0]), 4), "1-D integer tensor .*not torch.float32"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([1, 4]), 4), r"begin with 0.*\[1, 4\]"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 3, 2]), 4), r"never fall.*\[0, 3, 2\]"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 5]), 4), r"at most at the row's 4 tokens: \[0, 5\]"),
+        (lambda: causal_attention(Q, K, V, pattern=Strided(2, "x")), "combine must be one of"),
+    ],
+)
+def test_wrong_parts(make, said):
+    assert_one_clear_line(make, said)
+
+
+def test_lengths_out_of_range_are_found_in_a_compiled_graph_too():
+    compiled = torch.compile(lambda cu: Sequences.from_cu_seqlens(cu, 4).start, fullgraph=True, backend="aot_eager")
+    assert compiled(torch.tensor([0, 1, 4])).tolist() == [[0, 1, 1, 1]]
+    with pytest.raises(RuntimeError, match="cu_seqlens must begin with 0"):
+        compiled(torch.tensor([0, 3, 2]))

@@ -1,0 +1,135 @@
+"""Gradients by finite differences, for every backend, away from the kinks of relu and of min(F, tau)."""
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+from torch.testing import assert_close
+
+from selattn.ops import Selection, Sequences, causal_attention
+from tests.ops.cases import BACKENDS, NAMES, Case
+from tests.ops.literal import definition
+
+N = 5
+PACKED = [[0, 0, 0, 1, 1], [None, 0, 0, 0, None]]
+SWITCHES = {
+    "default": {},
+    "no relu": {"selection": Selection(relu=False)},
+    "nothing protected, no shift": {"selection": Selection(protect_first=False, protect_self=False, shift=False)},
+    "two masks": {"selection": Selection(head=(1, 0))},
+    "window": {"window": 2},
+    "soft cap": {"softcap": 1.5},
+    "bias": {"bias": True},
+    "soft cap and bias": {"softcap": 1.5, "bias": True},
+    "state": {"past": 2},
+    "separate": {"separate": True},
+    "separate, state": {"separate": True, "past": 2},
+    "grouped": {"groups": 1, "enable_gqa": True},
+    "packed and padded": {"batch": 2, "documents": PACKED},
+    "evicted": {"batch": 2, "visible_until": torch.tensor([[9, 9, 3, 4, 9], [9, 2, 9, 9, 5]])},
+    "half strength": {"strength": 0.5},
+}
+
+
+def build(seed, past=0, batch=1, groups=2, bias=False, separate=False, documents=None, **options):
+    chance = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=chance, dtype=torch.float64)
+
+    M = N + past
+    inputs = {
+        "query": 2 * normal(batch, 2, N, 3),
+        "key": normal(batch, groups, M, 3),
+        "value": normal(batch, groups, M, 2),
+    }
+    if bias:
+        inputs["attn_mask"] = normal(1, 2, N, 1)
+    if separate:
+        inputs |= {"selection_query": 2 * normal(batch, 1, N, 2), "selection_key": normal(batch, 1, M, 2)}
+    if past:
+        inputs["state"] = normal(batch, 1, past).abs()
+    options = {
+        "selection": Selection(),
+        "scale": None,
+        "softcap": None,
+        "window": None,
+        "strength": 1.0,
+        "tau": 0.5,
+    } | options
+    if documents:
+        ids = torch.tensor([[0 if d is None else d for d in row] for row in documents])
+        real = torch.tensor([[d is not None for d in row] for row in documents])
+        options["sequences"] = Sequences.from_documents(ids, real)
+    options |= {f"return_{name}": True for name in NAMES if name != "output"}
+    return Case(inputs, options, documents, seed, strips=((2, 2), 1))
+
+
+def distance_to_kinks(case):
+    """How far the selecting logits that count are from 0, and F from tau; 0 if F is on one side of tau only."""
+    said = case.definition()
+    F = definition(**said).f
+    sums = definition(**said | {"relu": False, "shift": False}).f
+    S = sums.diff(dim=-2, prepend=sums[..., :1, :] * 0)
+    if "state" in said:
+        S[..., 0, : said["state"].shape[-1]] -= said["state"]
+    selected = S.abs()[S.abs() > 1e-12]
+    if not F.min() < case.options["tau"] < F.max():
+        return 0.0
+    return min(selected.min().item(), (F - case.options["tau"]).abs().min().item())
+
+
+def away_from_kinks(**kind):
+    case = next(case for seed in range(200) if distance_to_kinks(case := build(seed, **kind)) > 5e-3)
+    for x in case.inputs.values():
+        x.requires_grad_()
+    return case
+
+
+def function(case, backend, wanted=NAMES):
+    def call(*values):
+        got = case.result(backend, dict(zip(case.inputs, values, strict=True)))
+        return tuple(getattr(got, name) for name in wanted)
+
+    return call
+
+
+def runs(kind, backend):
+    return backend != "sdpa" or "softcap" not in SWITCHES[kind]
+
+
+@pytest.mark.parametrize(("kind", "backend"), [(k, b) for k in SWITCHES for b in BACKENDS if runs(k, b)])
+def test_gradients(kind, backend):
+    case = away_from_kinks(**SWITCHES[kind])
+    with case.in_strips():
+        assert gradcheck(function(case, backend), tuple(case.inputs.values()), eps=1e-6, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_standard_attention(backend):
+    inputs = tuple(x.requires_grad_() for x in build(0).inputs.values())
+    assert gradcheck(lambda *x: causal_attention(*x, window=3, backend=backend), inputs)
+
+
+@pytest.mark.parametrize("kind", ["default", "state", "separate"])
+def test_second_derivative_of_the_reference(kind):
+    case = away_from_kinks(**SWITCHES[kind])
+    wanted = ("output", "memory") if kind == "default" else ("output",)
+    assert gradgradcheck(function(case, "reference", wanted), tuple(case.inputs.values()), atol=1e-5)
+
+
+def second_derivative(case, backend, name):
+    leaves = tuple(case.inputs.values())
+    loss = (function(case, backend, [name])(*leaves)[0] ** 2).sum()
+    first = torch.autograd.grad(loss, leaves, create_graph=True, materialize_grads=True)
+    return torch.autograd.grad(sum((g**2).sum() for g in first), leaves, materialize_grads=True)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "chunked"])
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivative_is_refused_or_right(name, backend):
+    case = away_from_kinks()
+    if backend == "chunked" or name == "output":
+        with pytest.raises(RuntimeError, match=rf"{backend} backend has no second derivative.*backend='reference'"):
+            second_derivative(case, backend, name)
+    else:  # F, M and the state are plain PyTorch in `sdpa`
+        assert_close(second_derivative(case, backend, name), second_derivative(case, "reference", name))

@@ -1,0 +1,148 @@
+"""Padding and packing: a sequence gives the same whatever stands around it."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from selattn.ops import Selection, Sequences, selective_attention
+from tests.ops.cases import BACKENDS, SHORT, STRIPS, Case, assert_same, examples, rows, selections, sequences
+
+H = 2
+ALL = {"return_f": True, "return_memory": True, "return_state": True}
+
+
+@st.composite
+def batches(draw, kinds):
+    """A case with sequences of these kinds (see `rows`) that asks for everything."""
+    batch, length = draw(st.integers(1, 3)), draw(st.sampled_from((*SHORT, 40, 70)))
+    seed, groups = draw(st.integers(0, 2**31)), draw(st.sampled_from((1, H)))
+    chance = torch.Generator().manual_seed(seed)
+    shapes = {"query": (H, 3), "key": (groups, 3), "value": (groups, 4)}
+    inputs = {
+        name: torch.randn(batch, heads, length, size, generator=chance, dtype=torch.float64)
+        for name, (heads, size) in shapes.items()
+    }
+    documents = draw(rows(batch, length, kinds))
+    options = {"selection": draw(selections(H)), "sequences": sequences(documents), "enable_gqa": True, **ALL}
+    if "scattered" not in kinds:  # a window counts keys, padding between tokens included
+        options["window"] = draw(st.none() | st.integers(1, length))
+    return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS)))
+
+
+def part(name, x, row, at):
+    """The tokens `at` of one row: of a matrix their rows and columns, of all else their places."""
+    x = x[row : row + 1]
+    if name == "f":
+        return x[..., at, :][..., at]
+    return x[..., at] if name in ("memory", "state") else x[..., at, :]
+
+
+def assert_alone_is_the_same(case, backend):
+    shapes = {name: x.shape for name, x in case.result(backend)._asdict().items() if x is not None}
+    real = case.options["sequences"].real
+    upstream = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    upstream["f"] = torch.zeros(shapes["f"], dtype=torch.float64)
+    tokens = [(b, d) for b, row in enumerate(case.documents) for d in sorted({*row} - {None})]
+    places = {(b, d): [j for j, other in enumerate(case.documents[b]) if other == d] for b, d in tokens}
+    for (b, _), at in places.items():  # F between two documents is no result: only the diagonal blocks count
+        block = torch.tensor(at)
+        upstream["f"][b, :, block[:, None], block] = torch.randn(shapes["f"][1], len(at), len(at), dtype=torch.float64)
+    whole = case.run(backend, upstream)
+    assert all(x.isfinite().all() for x in whole.values())
+    for name in ("output", "d query", "d key", "d value"):
+        assert (whole[name].transpose(1, 2)[~real] == 0).all()
+    assert (whole["memory"].transpose(1, 2)[~real] == 0).all()
+    for (b, _), at in places.items():
+        inputs = {name: part(name, x, b, at) for name, x in case.inputs.items()}
+        alone = Case(inputs, case.options | {"sequences": None}, None, 0)
+        want = alone.run(backend, {name: part(name, x, b, at) for name, x in upstream.items()})
+        assert_same({name: part(name, x, b, at) for name, x in whole.items()}, want)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@examples(2)
+@given(data=st.data())
+def test_padded_rows_are_the_rows_alone(backend, data):
+    assert_alone_is_the_same(data.draw(batches(("full", "padded", "empty"))), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@examples(2)
+@given(data=st.data())
+def test_packed_rows_are_the_documents_alone(backend, data):
+    assert_alone_is_the_same(data.draw(batches(("packed",))), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@examples(2)
+@given(data=st.data())
+def test_padding_inside_packed_rows_changes_nothing(backend, data):
+    assert_alone_is_the_same(data.draw(batches(("scattered",))), backend)
+
+
+@examples(2)
+@given(lengths=st.lists(st.integers(0, 4), min_size=1, max_size=5), slack=st.integers(0, 3))
+def test_every_way_to_say_packed_is_the_same(lengths, slack):
+    """Documents of these lengths, then `slack` tokens of padding."""
+    total = sum(lengths) + slack
+    starts = [sum(lengths[:d]) for d, n in enumerate(lengths) for _ in range(n)] + [total] * slack
+    ids = torch.tensor([[d for d, n in enumerate(lengths) for _ in range(n)] + [99] * slack], dtype=torch.int64)
+    positions = torch.tensor([[p for n in lengths for p in range(n)] + [0] * slack], dtype=torch.int64)
+    cu = torch.tensor([0, *lengths]).cumsum(0)
+    mask = ids != 99
+    for got in (
+        Sequences.from_documents(ids, mask),
+        Sequences.from_cu_seqlens(cu.to(torch.int32), total),
+        Sequences.from_position_ids(positions, mask),
+    ):
+        assert got.start.tolist() == [starts]
+        assert got.positions.tolist() == positions.tolist()
+        assert got.real.tolist() == mask.tolist()
+        assert got.first.tolist() == ((positions == 0) & mask).tolist()
+
+
+def test_what_padding_holds_as_position_does_not_matter():
+    mask = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
+    want = [[5, 5, 2, 2, 2], [5, 1, 1, 5, 5]]
+    assert Sequences.from_mask(mask).start.tolist() == want
+    for pad in (-1, 0, 1, 7):
+        positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, pad)
+        assert Sequences.from_position_ids(positions, mask).start.tolist() == want
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("protect", [True, False])
+def test_first_token_of_each_document_is_protected(protect, backend):
+    q = torch.rand(1, 1, 8, 3)  # all logits are positive: everything that may be masked is
+    sequences = Sequences.from_documents(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]))
+    chosen = Selection(protect_first=protect)
+    F = selective_attention(q, q, q, sequences=sequences, selection=chosen, return_f=True, backend=backend).f[0, 0]
+    assert (F[3, [0]] == 0).all() == protect
+    assert (F[7, [4]] == 0).all() == protect
+    assert (F[3, [1]] > 0).all()
+    assert (F[7, [5]] > 0).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_bool_mask_over_keys_is_a_padding_mask(batch, backend):
+    q, k, v = (torch.randn(3, 2, 6, 4, dtype=torch.float64) for _ in range(3))
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0], [1] * 6])[:batch].bool()
+    want = selective_attention(q, k, v, sequences=Sequences.from_mask(mask.expand(3, 6)), backend=backend)
+    got = selective_attention(q, k, v, mask[:, None, None], backend=backend)
+    assert_close(got, want, rtol=0, atol=0)
+    # A mask over keys alone would leave the pads as queries, and protect column 0.
+    as_pairs = selective_attention(q, k, v, mask[:, None, None].expand(-1, -1, 6, -1), backend=backend)
+    assert (as_pairs - want).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sequences_of_one_row_serve_every_row(backend):
+    q, k, v = (torch.randn(3, 2, 6, 4, dtype=torch.float64) for _ in range(3))
+    one = Sequences.from_cu_seqlens(torch.tensor([0, 2, 5]), 6)
+    each = Sequences(one.start.expand(3, 6))
+    got, want = (selective_attention(q, k, v, sequences=s, return_f=True, backend=backend) for s in (one, each))
+    assert_close(got[:2], want[:2], rtol=0, atol=0)
+    assert (want.output[:, :, 5] == 0).all()

@@ -1,0 +1,126 @@
+"""Whole = in chunks that continue from a state = one query at a time."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from selattn.ops import Selection, Sequences, selective_attention
+from selattn.ops.selection import accumulate, accumulate_backward, step
+from tests.ops.cases import BACKENDS, STRIPS, Case, assert_same, examples, rows, selections, sequences
+from tests.ops.literal import definition
+
+ALL = {"return_f": True, "return_memory": True, "return_state": True}
+
+
+def in_chunks(case, sizes, backend):
+    """The case's inputs, `sizes` queries at a time: one result for all, put together."""
+    N, start, before, parts = case.inputs["query"].shape[2], 0, None, []
+    for size in sizes:
+        end = start + size
+        inputs = {name: x[:, :, :end] for name, x in case.inputs.items() if not name.endswith("query")}
+        inputs |= {name: x[:, :, start:end] for name, x in case.inputs.items() if name.endswith("query")}
+        options = dict(case.options)
+        if case.documents is not None:  # all that is known by then
+            options["sequences"] = sequences([row[:end] for row in case.documents])
+        if "visible_until" in options:
+            options["visible_until"] = options["visible_until"][:, :end]
+        got = Case(inputs, options, None, 0, case.strips).result(backend, state=before)
+        parts.append((got.output, torch.nn.functional.pad(got.f, (0, N - end)), got.memory))
+        start, before = end, got.state
+    output, f, memory = zip(*parts, strict=True)
+    return {"output": torch.cat(output, 2), "f": torch.cat(f, 2), "memory": torch.cat(memory, 2), "state": before}
+
+
+@st.composite
+def situations(draw):
+    """A case, and the sizes of the chunks that it is cut into."""
+    sizes = draw(st.one_of(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.just([33, 1, 32, 2])))
+    seed, N = draw(st.integers(0, 2**31)), sum(sizes)
+    chance = torch.Generator().manual_seed(seed)
+    shapes = {"query": (4, N, 3), "key": (2, N, 3), "value": (2, N, 4)}
+    chosen = draw(selections(4))
+    if draw(st.booleans()):
+        shapes |= {"selection_query": (len(chosen.heads), N, 2), "selection_key": (len(chosen.heads), N, 2)}
+        chosen = Selection(0, chosen.relu, chosen.protect_first, chosen.protect_self, chosen.shift)
+    inputs = {name: torch.randn(2, *shape, generator=chance, dtype=torch.float64) for name, shape in shapes.items()}
+    documents = draw(st.none() | rows(2, N))
+    options = {"selection": chosen, "window": draw(st.none() | st.integers(1, N)), "enable_gqa": True, **ALL}
+    options["sequences"] = None if documents is None else sequences(documents)
+    if draw(st.booleans()):
+        options["visible_until"] = torch.randint(0, 2 * N, (2, N), generator=chance)
+    return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS))), sizes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@examples(2)
+@given(situation=situations())
+def test_whole_is_in_chunks_is_step_by_step(backend, situation):
+    case, sizes = situation
+    whole = {name: x for name, x in case.result(backend)._asdict().items() if x is not None}
+    assert_same(in_chunks(case, sizes, backend), whole)
+    assert_same(in_chunks(case, [1] * sum(sizes), backend), whole)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@examples(1)
+@given(situation=situations())
+def test_gradients_pass_through_the_state(backend, situation):
+    """Backward through all chunks, each state in between included, is backward through the whole."""
+    case, sizes = situation
+    leaves = [x.requires_grad_() for x in case.inputs.values()]
+    whole = {name: x for name, x in case.result(backend)._asdict().items() if x is not None}
+    parts = in_chunks(case, sizes, backend)
+    upstream = {name: torch.randn_like(x) for name, x in whole.items()}
+    upstream["f"] = upstream["f"].tril()  # of keys that a chunk does not know yet there is no F
+    with case.in_strips():
+        losses = [sum((x[name] * g).sum() for name, g in upstream.items()) for x in (whole, parts)]
+        want, got = (torch.autograd.grad(loss, leaves, materialize_grads=True) for loss in losses)
+    assert_close(got, want, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decoding_a_left_padded_batch_is_each_row_alone(backend):
+    lengths, N = (3, 6, 8), 8
+    q, k, v = (torch.randn(3, 2, N, 4, dtype=torch.float64) for _ in range(3))
+    mask = torch.arange(N) >= N - torch.tensor(lengths)[:, None]
+    before, rows = None, []
+    for t in range(1, N + 1):
+        got = selective_attention(
+            q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t],
+            sequences=Sequences.from_mask(mask[:, :t]), state=before, backend=backend, return_state=True,
+        )  # fmt: skip
+        before = got.state
+        rows.append(got.output)
+    output = torch.cat(rows, 2)
+    for b, n in enumerate(lengths):
+        alone = definition(*(x[b : b + 1, :, N - n :] for x in (q, k, v)))
+        assert_close(output[b : b + 1, :, N - n :], alone.output, rtol=0, atol=1e-12)
+        assert_close(before[b : b + 1, :, N - n :], alone.state, rtol=0, atol=1e-12)
+        assert (output[b, :, : N - n] == 0).all()
+
+
+@examples(2)
+@given(n=st.integers(1, 40), m=st.integers(1, 9), shift=st.booleans(), before=st.booleans(), seed=st.integers(0, 999))
+def test_f_of_a_sequence_is_the_steps_of_its_queries(n, m, shift, before, seed):
+    """The two forms of the definition of F; with no earlier state, and in fp64, bit for bit."""
+    chance = torch.Generator().manual_seed(seed)
+    S = torch.rand(2, n, m, generator=chance, dtype=torch.float64)
+    state = torch.rand(2, m, generator=chance, dtype=torch.float64) * before
+    F, after = accumulate(S, state if before else None, shift)
+    for i in range(n):
+        row, state = step(S[:, i], state, shift)
+        assert_close(F[:, i], row, rtol=0, atol=1e-13 * before)
+    assert_close(after, state, rtol=0, atol=1e-13 * before)
+
+
+@examples(2)
+@given(n=st.integers(1, 9), shift=st.booleans(), ends=st.booleans(), seed=st.integers(0, 999))
+def test_backward_of_the_running_sum(n, shift, ends, seed):
+    chance = torch.Generator().manual_seed(seed)
+    S, dF = (torch.rand(2, n, 3, generator=chance, dtype=torch.float64) for _ in range(2))
+    state, d_after = (torch.rand(2, 3, generator=chance, dtype=torch.float64) for _ in range(2))
+    F, after = accumulate(S.requires_grad_(), state.requires_grad_(), shift)
+    want = torch.autograd.grad((F * dF).sum() + (after * d_after).sum() * ends, (S, state))
+    assert_close(accumulate_backward(dF, d_after if ends else None, shift), want, rtol=0, atol=1e-12)
