@@ -41,9 +41,11 @@ int NAME(selattn_evict)(int policy, long B, long H, long G, long P, long S, long
     for (long b = 0; b < B; b++) {
         const int64_t *pos = positions + b * M;
         REAL *F = state + b * S * M;
+        long begin = first_row; /* of the document that the strip begins in: its first token, or 0 if that is gone */
+        while (begin > 0 && (begin == first_row || pos[begin] != 0)) begin--;
         for (long p = 0; p < P; p++) {
             count[p] = 0;
-            for (long e = 0; e < first_row; e++)
+            for (long e = begin; e < first_row; e++)
                 if (pos[e] >= 0 && until[(b * P + p) * M + e] > first_row) kept[p * M + count[p]++] = e;
         }
         for (long r = 0; r < n; r++) {

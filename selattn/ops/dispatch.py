@@ -34,5 +34,12 @@ def attend(request: Request, backend: str) -> Attention:
 
 
 def choose(request: Request) -> str:
-    """What "auto" means: the weights themselves need `reference`; everything else goes to `chunked`."""
-    return "reference" if request.return_weights else "chunked"
+    """What "auto" means, the first that applies.
+
+    The attention weights are wanted: `reference`, the only one that has them.
+    Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
+    Everything else: `chunked`, the fastest for F at every length that was measured, and linear in memory.
+    """
+    if request.return_weights:
+        return "reference"
+    return "sdpa" if sdpa.plain_causal(request) and sdpa.refusal(request) is None else "chunked"

@@ -17,7 +17,7 @@ from selattn.ops.tile import (
     may_select,
     products,
     seen_by_selection,
-    separate_scale,
+    selecting_logits,
     soft_capped,
     visible,
     whole,
@@ -46,7 +46,10 @@ def attend(request: Request) -> Attention:
 
     F, M, state = None, None, None
     if request.selection is not None:
-        F, state = forget(request, logits[:, list(request.selection.heads)], seen)
+        from_head = request.selection_query is None
+        S = logits[:, list(request.selection.heads)] if from_head else selecting_logits(request, whole(request))
+        S = constrain(S, may_select(request, whole(request), seen), request.selection.relu, request.strength)
+        F, state = accumulate(S, request.state, request.selection.shift)
         logits = (by_mask(logits, request.masks) - F.unsqueeze(2)).flatten(1, 2)
         M = memory(F, seen_by_selection(request, seen), request.tau) if request.return_memory else None
 
@@ -59,20 +62,6 @@ def attend(request: Request) -> Attention:
         state=state if request.return_state else None,
         weights=weights if request.return_weights else None,
     )
-
-
-def forget(request: Request, selecting: Tensor | None, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """F [B, S, N, M] and the state after it, from the selecting heads' logits (a separate form replaces them)."""
-    selection = request.selection
-    assert selection is not None
-    if request.selection_query is not None and request.selection_key is not None:
-        dtype = compute_dtype(request.query.dtype)
-        selecting = products(request.selection_query.to(dtype), request.selection_key.to(dtype)) * separate_scale(
-            request
-        )
-    assert selecting is not None
-    S = constrain(selecting, may_select(request, whole(request), seen), selection.relu, request.strength)
-    return accumulate(S, request.state, selection.shift)
 
 
 def masked_softmax(logits: Tensor, seen: Tensor) -> Tensor:

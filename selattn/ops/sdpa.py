@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.ops import strips
-from selattn.ops.reference import forget
 from selattn.ops.request import Attention, Request
-from selattn.ops.selection import memory
-from selattn.ops.tile import compute_dtype, products, seen_by_selection, visible, whole
+from selattn.ops.selection import accumulate, memory
+from selattn.ops.tile import compute_dtype, seen_by_selection, selected, visible, whole
 
 
 def unavailable() -> str | None:
@@ -42,7 +41,7 @@ def attend(request: Request) -> Attention:
     seen = visible(request, whole(request))
     F, M, state, bias = None, None, None, request.bias
     if request.selection is not None:
-        F, state = forget(request, _selecting_logits(request), seen)
+        F, state = accumulate(selected(request, whole(request), seen), request.state, request.selection.shift)
         M = memory(F, seen_by_selection(request, seen), request.tau) if request.return_memory else None
         followed = F if request.masks == 1 else F.repeat_interleave(request.query.shape[1] // request.masks, 1)
         bias = -followed if bias is None else bias - followed
@@ -62,20 +61,6 @@ def plain_causal(request: Request) -> bool:
     r = request
     limits = (r.selection, r.start, r.until, r.window, r.pattern, r.mask, r.bias)
     return r.offset == 0 and all(limit is None for limit in limits)
-
-
-def _selecting_logits(request: Request) -> Tensor | None:
-    """The logits of the selecting heads, [B, S, N, M]; None for a separate form."""
-    if request.selection is None or request.selection_query is not None:
-        return None
-    dtype = compute_dtype(request.query.dtype)
-    heads = list(request.selection.heads)
-    shared = request.query.shape[1] // request.key.shape[1]
-    query, key = request.query[:, heads].to(dtype), request.key[:, [head // shared for head in heads]].to(dtype)
-    logits = products(query, key) * request.scale
-    if request.bias is not None:
-        logits = logits + (request.bias if request.bias.shape[1] == 1 else request.bias[:, heads])
-    return logits
 
 
 def _sdpa(request: Request, bias: Tensor | None) -> Tensor:

@@ -44,6 +44,7 @@ from selattn.ops.tile import (
     may_select,
     products,
     seen_by_selection,
+    selecting_logits,
     separate_scale,
     soft_capped,
     visible,
@@ -247,14 +248,10 @@ def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, state: Tensor
     if request.selection is None:
         return _Logits(logits.masked_fill_(~seen, -torch.inf), capped, None, None, seen, None, None)
 
-    if request.selection_query is None or request.selection_key is None:
+    if request.selection_query is None:
         selecting = logits[:, list(request.selection.heads)]
     else:
-        sq, sk = (
-            request.selection_query[..., rows, :].to(logits.dtype),
-            request.selection_key[..., cols, :].to(logits.dtype),
-        )
-        selecting = products(sq, sk).mul_(separate_scale(request))
+        selecting = selecting_logits(request, t)
     allowed = may_select(request, t, seen)
     S = constrain(selecting, allowed, request.selection.relu, request.strength)
     F, after = accumulate(S, state, request.selection.shift)

@@ -6,14 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from selattn.cache import POLICIES, SlotLayer, Tokens, attend, attend_whole
-from selattn.cache.decode import decode
 from selattn.errors import SelattnError
 from selattn.ops import Fixed, Selection, causal_attention, selective_attention
-from tests.cache.cases import assert_same_run, cases, positions, some_case
+from tests.cache.cases import assert_same_run, cases, some_case
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)
 
@@ -114,49 +112,6 @@ def test_keys_and_values_keep_their_dtype_and_f_is_exact(dtype):
     assert layer.keys.dtype == layer.values.dtype == dtype
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     assert layer.state.dtype == layer.score.dtype == exact
-
-
-COMPILED = {
-    "selective": some_case(),
-    "several masks": some_case(selection=Selection((0, 3), shift=False), strength=0.5),
-    "window": some_case("window+4", window=4),
-    "sparse": some_case("tova", selection=None, pattern=Fixed(4, 1, "split")),
-    "tova": some_case("tova"),
-    "h2o": some_case("h2o", selection=None),
-}
-
-
-@pytest.mark.parametrize("kind", COMPILED)
-@pytest.mark.parametrize("prompt", [0, 2, 5, 7], ids=lambda n: f"after {n}")
-def test_decode_compiles_to_one_graph(kind, prompt):
-    """While the slots fill up, when they are full, and over the border between: no graph is made again."""
-    torch._dynamo.reset()
-    case, counter = COMPILED[kind], CompileCounterWithBackend("aot_eager")
-    eager, layer = case.layer(), case.layer()
-    for each in (eager, layer):
-        each.allocate(*case.tokens[1:3], case.rules.masks(case.tokens), None)
-        if prompt:
-            attend(each, case.cut(0, prompt), case.rules)
-    step = torch.compile(lambda tokens: decode(layer, tokens, case.rules).output, fullgraph=True, backend=counter)
-    for i in range(prompt, case.size):
-        got, want = step(case.cut(i, i + 1)), decode(eager, case.cut(i, i + 1), case.rules).output
-        assert_close(got, want, rtol=0, atol=1e-12)
-        assert positions(layer) == positions(eager)
-    assert counter.frame_count == 1
-    for name, x in eager.tensors().items():
-        assert_close(layer.tensors()[name], x, rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit")  # by inductor itself
-def test_decode_compiled_by_inductor():
-    torch._dynamo.reset()
-    case = some_case()
-    layer = case.layer()
-    attend(layer, case.cut(0, 3), case.rules)
-    step = torch.compile(lambda tokens: attend(layer, tokens, case.rules).output, fullgraph=True)
-    outputs = [step(case.cut(i, i + 1)) for i in range(3, case.size)]
-    assert_close(torch.cat(outputs, -2), case.whole().output[:, :, 3:], rtol=0, atol=1e-10)
 
 
 def test_other_results_in_decoding_are_those_of_the_full_forward():

@@ -40,6 +40,15 @@ def test_the_one_asked_for_runs(name, function):
     assert ran == [name]
 
 
+def test_auto_takes_pytorchs_kernel_where_there_is_nothing_but_causality():
+    with mock.patch.object(dispatch.BACKENDS["sdpa"], "attend", side_effect=AssertionError("sdpa ran")):
+        with pytest.raises(AssertionError, match="sdpa ran"):
+            causal_attention(X, X, X)
+        causal_attention(X, X, X, window=2)
+        causal_attention(X, X, X, softcap=2.0)
+        causal_attention(X[:, :, 1:], X, X)
+
+
 def test_auto_is_chunked_but_for_the_weights():
     with mock.patch.object(dispatch.BACKENDS["chunked"], "attend", side_effect=AssertionError("chunked ran")):
         got = selective_attention(X, X, X, return_weights=True)

@@ -1,5 +1,6 @@
 """What `chunked` allocates, seen by a dispatch mode: every tensor that any PyTorch operation in it makes."""
 
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -41,8 +42,9 @@ def inputs(n, **options):
     return [torch.randn(1, 2, n, 16, **options) for _ in range(3)]
 
 
-def metered(function):
-    """Forward and backward with a meter inside of the registered operators, into which a mode outside cannot look."""
+@contextmanager
+def meters_inside():
+    """The meters of all calls of the registered operators, into which a mode outside cannot look."""
     meters = []
 
     def inside(original):
@@ -55,6 +57,12 @@ def metered(function):
 
     patches = {name: inside(getattr(strips, name)) for name in ("forward", "backward")}
     with mock.patch.multiple(strips, **patches):
+        yield meters
+
+
+def metered(function):
+    """The meters of a forward and a backward pass."""
+    with meters_inside() as meters:
         got = function()
         got = [x for x in got if x is not None] if isinstance(got, tuple) else [got]
         sum(x.sum() for x in got).backward()

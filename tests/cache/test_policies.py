@@ -1,0 +1,181 @@
+"""Eviction policies: the rule for ties, and policies of one's own."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selattn.cache import POLICIES, Kept, Policy, SelectiveCache, attend, make_policy
+from selattn.cache.policies import H2O, Selective, victim
+from selattn.errors import SelattnError
+from selattn.ops import Selection
+from tests.cache.cases import assert_same_run, cases, some_case
+
+
+class EvenFirst(Policy):
+    """Tokens at even positions leave first."""
+
+    name = "even first"
+
+    def rank(self, kept):
+        return (kept.position % 2 == 0).to(kept.score.dtype)
+
+
+class Contrary(Policy):
+    """The token that was attended to most by a single query, and is forgotten least, leaves."""
+
+    name = "contrary"
+    needs_weights = needs_selection = True
+
+    def rank(self, kept):
+        return kept.score - kept.forgotten
+
+    def update(self, score, weights):
+        return torch.maximum(score, weights)
+
+
+class ContraryHeads(Contrary):
+    name = "contrary heads"
+    per_head = True
+
+
+class Oldest(H2O):
+    """Made from a policy that the compiled library knows, with another rank that it does not know."""
+
+    name = "oldest"
+
+    def rank(self, kept):
+        return -kept.position.to(kept.score.dtype)
+
+
+OWN = (EvenFirst, Contrary, ContraryHeads, Oldest)
+
+
+def test_a_policy_of_that_name():
+    assert sorted(POLICIES) == ["h2o", "selective", "tova", "window", "window+4"]
+    for name, kind in POLICIES.items():
+        assert type(make_policy(name)) is kind
+        assert kind.native is not None
+    assert isinstance(SelectiveCache(1, 4).policy, Selective)
+    own = EvenFirst()
+    assert SelectiveCache(1, 4, own).layers[0].policy is own
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("slective", "unknown eviction policy 'slective' (did you mean 'selective'?): choose "),
+        ("h20", "unknown eviction policy 'h20' (did you mean 'h2o'?): choose "),
+        ("lru", "unknown eviction policy 'lru': choose "),
+    ],
+)
+def test_an_unknown_policy(name, message):
+    for make in (make_policy, lambda name: SelectiveCache(2, 8, name)):
+        with pytest.raises(SelattnError) as caught:
+            make(name)
+        assert str(caught.value) == message + ", ".join(POLICIES)
+
+
+@st.composite
+def full_layers(draw):
+    """Positions in any order with empty places between, and few different numbers, so that ties are common."""
+    places = draw(st.integers(1, 9))
+    position = draw(st.permutations(range(places)).map(list))
+    for empty in draw(st.sets(st.integers(0, places - 1), max_size=places - 1)):
+        position[empty] = -1
+    numbers = st.lists(st.sampled_from((-1.0, -0.0, 0.0, 0.5, 7.0)), min_size=places, max_size=places)
+    return position, draw(numbers), draw(numbers), draw(st.integers(2, 10))
+
+
+@pytest.mark.parametrize("policy", [*POLICIES.values(), EvenFirst, Contrary])
+@given(full_layers())
+def test_who_leaves(policy, layer):
+    """The highest rank; of equals not the first token of the sequence, then the oldest; whatever the order of places."""
+    position, score, forgotten, budget = layer
+    kept = Kept(torch.tensor([[position]]), *(torch.tensor([[x]]) for x in (score, forgotten)), budget)
+    rank = policy().rank(kept)[0, 0].tolist()
+    taken = [c for c, p in enumerate(position) if p >= 0]
+    highest = max(rank[c] for c in taken)
+    equal = [position[c] for c in taken if rank[c] == highest]
+    want = min((p for p in equal if p != 0), default=0)
+    assert position[victim(policy(), kept).item()] == want
+
+    other = torch.randperm(len(position))
+    moved = Kept(*(x[..., other] for x in kept[:3]), budget)
+    assert moved.position[0, 0, victim(policy(), moved)].item() == want
+
+
+def test_all_equal_the_second_token_leaves_first():
+    """With nothing selected every F is 0: the first token stays, then the oldest goes."""
+    case = some_case(selection=Selection(), strength=0.0, budget=3, size=6)
+    for run in (case.whole(), case.whole(compiled=False), case.one_by_one()):
+        assert run.kept[0] == [[[0]], [[0, 1]], [[0, 1, 2]], [[0, 2, 3]], [[0, 3, 4]], [[0, 4, 5]]]
+
+
+@pytest.mark.parametrize("policy", OWN)
+@given(st.data())
+def test_a_policy_of_ones_own_runs_in_every_way(policy, data):
+    case = data.draw(cases(("h2o",)))  # which is without a separate form, for the one that evicts for each head
+    case.policy = policy()
+    want = case.one_by_one()
+    assert_same_run(case, case.whole(), want)
+    assert_same_run(case, case.pieces(*data.draw(st.sets(st.integers(0, case.size), max_size=3))), want)
+    drafting = case.layer()
+    drafting.activate_past_recording()
+    for begin in range(0, case.size, 3):
+        attend(drafting, case.cut(begin, begin + 5), case.rules)
+        drafting.crop(-max(0, min(2, case.size - begin - 3)))
+    assert drafting.get_seq_length() == case.size
+    layer = case.layer()
+    case.pieces(layer=layer)
+    assert torch.equal(drafting.position.sort(-1).values, layer.position.sort(-1).values)
+
+
+def test_a_policy_of_ones_own_does_what_it_says():
+    case = some_case(EvenFirst(), budget=3, size=7)
+    kept = [[0], [0, 1], [0, 1, 2], [0, 1, 3], [1, 3, 4], [1, 3, 5], [3, 5, 6]]
+    assert case.whole().kept[0] == case.one_by_one().kept[0] == [[row] for row in kept]
+
+
+def test_an_inherited_policy_is_not_run_by_the_library():
+    case, plain = (some_case(policy, budget=3, size=9, selection=None) for policy in (Oldest(), "window"))
+    plain.tokens = case.tokens
+    assert Oldest.native is None
+    assert [row[0] for row in case.whole().kept[0]] == [row[0] for row in plain.whole().kept[0]]
+
+
+def test_a_policy_without_a_rank_is_refused():
+    class Nothing(Policy):
+        name = "nothing"
+
+    with pytest.raises(NotImplementedError):
+        some_case(Nothing()).whole()
+
+
+@pytest.mark.parametrize("selection", [None, Selection()], ids=["standard", "selective"])
+def test_heads_of_h2o_keep_different_tokens(selection):
+    case = some_case("h2o", size=30, selection=selection)
+    run = case.one_by_one()
+    assert sum(a != b for row in run.kept for a, b in row) > 20
+    assert_same_run(case, run, case.simulate())
+
+
+def test_h2o_keeps_the_latest_half():
+    case = some_case("h2o", size=30, budget=8)
+    for row in case.whole().kept:
+        for i, orders in enumerate(row):
+            for held in orders:
+                assert set(range(max(0, i - 3), i + 1)) <= set(held)
+
+
+@pytest.mark.parametrize(("policy", "budget", "want"), [
+    ("window+4", 6, [0, 1, 2, 3, 10, 11]),
+    ("window+4", 5, [0, 1, 2, 3, 11]),
+    ("window+4", 3, [0, 1, 11]),  # no room for 4 and the latest: as many of the first as fit
+    ("window+4", 2, [0, 11]),
+    ("window", 4, [8, 9, 10, 11]),
+])  # fmt: skip
+def test_windows(policy, budget, want):
+    case = some_case(policy, budget)
+    for run in (case.whole(), case.whole(compiled=False), case.one_by_one(), case.pieces(4)):
+        assert all(row[-1] == [want] for row in run.kept)
