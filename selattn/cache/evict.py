@@ -90,7 +90,7 @@ def _compiled(policy: Policy, budget: int, strip: Strip, order: Order, history: 
     library = native.library()
     assert library is not None
     device, dtype = order.score.device, order.score.dtype
-    until = order.until.cpu().clone()  # clone() makes it dense, too
+    until = order.until.cpu().clone(memory_format=torch.contiguous_format)  # written to, like state and score
     state, score = (x.detach().cpu().contiguous().clone() for x in (order.state, order.score))
     logits, selected = (None if x is None else x.detach().cpu().contiguous() for x in (strip.logits, strip.selected))
     positions = strip.positions.cpu().contiguous()
@@ -100,7 +100,7 @@ def _compiled(policy: Policy, budget: int, strip: Strip, order: Order, history: 
     scores = torch.empty(strip.rows, *score.shape, dtype=dtype) if history else None
     run = library.selattn_evict_f32 if dtype == torch.float32 else library.selattn_evict_f64
     sizes = (batch, *strip.heads, orders, masks, strip.rows, entries, budget)
-    tensors = (logits, selected, selecting, positions, until.contiguous(), state, score, scores)
+    tensors = (logits, selected, selecting, positions, until, state, score, scores)
     failed = run(
         policy.native,
         *(ctypes.c_long(size) for size in sizes),

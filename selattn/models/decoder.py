@@ -91,7 +91,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         if self.embed_positions is None:
             rotary = rotary_angles(self.config, positions)
         else:
-            if position_ids is not None or past + shape[1] > self.config.max_position_embeddings:
+            if position_ids is not None or one_step or past + shape[1] > self.config.max_position_embeddings:
                 self._check_positions(positions)
             x = x + self.embed_positions(positions)
         x = self.dropout(x)

@@ -118,7 +118,7 @@ def who_leaves(policy, kept, budget, masked, attention):
     if policy == "tova":
         return worst(kept, {j: -attention[j] for j in kept})
     if policy == "window+4":
-        return [j for j in kept if j >= min(4, budget - 1)][0]
+        return next(j for j in kept if j >= min(4, budget - 1))
     assert policy == "window"
     return kept[0]
 

@@ -63,7 +63,7 @@ def test_a_dropped_token_never_contributes_again(policy, data):
                 assert (d_key[b, g, j] == 0).all()
     if case.size > case.budget:
         b, g, order = 0, G - 1, -1
-        gone = [j for j in range(case.size) if j not in run.kept[b][-1][order]][0]
+        gone = next(j for j in range(case.size) if j not in run.kept[b][-1][order])
         when = next(i for i in range(gone, case.size) if gone not in run.kept[b][i][order])
         value = case.tokens.value.detach().clone()
         value[b, g, gone] = 1e6

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from selattn import native
 from selattn.cache import POLICIES
 from tests.cache.cases import assert_same_run, cases, in_strips
+from tests.ops.cases import examples
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)
 small = st.integers(1, 7)
@@ -18,6 +19,7 @@ def test_the_library_is_there():
 
 
 @each_policy
+@examples(2)
 @given(st.data())
 def test_fast_ways_are_the_simulation(policy, data):
     case = data.draw(cases((policy,)))

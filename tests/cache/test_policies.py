@@ -90,7 +90,7 @@ def full_layers(draw):
 @pytest.mark.parametrize("policy", [*POLICIES.values(), EvenFirst, Contrary])
 @given(full_layers())
 def test_who_leaves(policy, layer):
-    """The highest rank; of equals not the first token of the sequence, then the oldest; whatever the order of places."""
+    """The highest rank; of equals not the first token, then the oldest; whatever the order of the places."""
     position, score, forgotten, budget = layer
     kept = Kept(torch.tensor([[position]]), *(torch.tensor([[x]]) for x in (score, forgotten)), budget)
     rank = policy().rank(kept)[0, 0].tolist()
