@@ -73,7 +73,7 @@ def attend_whole(
         positions = sequences.positions.masked_fill(~sequences.real, -1).expand(batch, count)
     if rules.selection is not None and rules.pattern is not None:  # which the selective operator takes as a mask
         limits["attn_mask"] = _position_mask(positions, count, rules._replace(window=None), tokens.query.shape[1])
-    if budget is None or policy is None:
+    if budget is None or policy is None or not policy.evicts:
         return _operator(tokens, tokens.key, tokens.value, tokens.selection_key, rules, limits)
     if policy.per_head and tokens.selection_key is not None:
         raise SelattnError(f"the policy {policy.name!r} evicts for each head: a separate bilinear form belongs to none")

@@ -31,7 +31,9 @@ class SelectiveCache(Cache):
     ) -> None:
         self.budgets = Budgets.of(budgets)
         self.policy = policy if isinstance(policy, Policy) else make_policy(policy)
-        each = [None] * layers if self.budgets is None else self.budgets.for_layers(layers)
+        each: Sequence[int | None] = [None] * layers
+        if self.budgets is not None and self.policy.evicts:
+            each = self.budgets.for_layers(layers)
         super().__init__(layers=[SlotLayer(budget, self.policy) for budget in each])
 
     def nbytes(self) -> int:

@@ -31,6 +31,7 @@ class Policy:
     Attributes:
         name: how it is asked for.
         per_head: each key-value head evicts on its own, so that positions differ between heads.
+        evicts: whether anybody ever leaves.
         needs_weights: whether `update` wants the attention weights.
         needs_selection: whether `rank` reads F.
         native: its number in the compiled library, None if it is not there (then it runs in Python, row by row).
@@ -38,6 +39,7 @@ class Policy:
 
     name: ClassVar[str]
     per_head: ClassVar[bool] = False
+    evicts: ClassVar[bool] = True
     needs_weights: ClassVar[bool] = False
     needs_selection: ClassVar[bool] = False
     native: ClassVar[int | None] = None
@@ -120,16 +122,24 @@ class Window(Policy):
         return (-kept.position).to(kept.score.dtype)
 
 
+class KeepAll(Policy):
+    """Nobody leaves: budgets are not in force, and the cache grows with the text."""
+
+    name = "none"
+    evicts = False
+
+
 POLICIES: dict[str, type[Policy]] = {cls.name: cls for cls in (Selective, H2O, Tova, WindowPlus4, Window)}
 
 
 def make_policy(name: str) -> Policy:
     """The policy of that name."""
-    if name not in POLICIES:
-        near = difflib.get_close_matches(name, POLICIES, 1)
+    known = {**POLICIES, KeepAll.name: KeepAll}
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise SelattnError(f"unknown eviction policy {name!r}{hint}: choose {', '.join(POLICIES)}")
-    return POLICIES[name]()
+        raise SelattnError(f"unknown eviction policy {name!r}{hint}: choose {', '.join(known)}")
+    return known[name]()
 
 
 def victim(policy: Policy, kept: Kept) -> Tensor:

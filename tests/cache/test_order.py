@@ -1,12 +1,16 @@
 """Which tokens are kept, at every step, and what comes out: every fast way does what the slow simulation does."""
 
+import itertools
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from selattn import native
 from selattn.cache import POLICIES
-from tests.cache.cases import assert_same_run, cases, in_strips
+from selattn.ops import Fixed, Selection, Strided
+from tests.cache.cases import assert_same_run, cases, in_strips, some_case
 from tests.ops.cases import examples
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)
@@ -28,6 +32,38 @@ def test_fast_ways_are_the_simulation(policy, data):
     assert_same_run(case, case.whole(compiled=False), want)
     assert_same_run(case, case.one_by_one(), want)
     assert_same_run(case, case.pieces(*data.draw(st.sets(st.integers(0, case.size), max_size=4))), want)
+
+
+CORNERS = {
+    "paper": {},
+    "standard": {"selection": None},
+    "several masks": {"selection": Selection((3, 0))},
+    "several masks, no shift": {"selection": Selection((1, 2), shift=False)},
+    "a mask for each head": {"selection": Selection((0, 1, 2, 3), protect_first=False)},
+    "separate form": {"separate": 2},
+    "unprotected": {"selection": Selection(2, protect_first=False, protect_self=False, shift=False)},
+    "no relu": {"selection": Selection((1, 3), relu=False), "strength": 0.5},
+    "window": {"selection": Selection((0, 3)), "window": 6},
+    "strided": {"selection": None, "pattern": Strided(3, "split")},
+    "fixed": {"selection": Selection((1, 2)), "pattern": Fixed(4, 1, "second")},  # some rows see nothing
+}
+
+
+@pytest.mark.parametrize(
+    ("corner", "policy"),
+    [pair for pair in itertools.product(CORNERS, POLICIES) if pair != ("separate form", "h2o")],  # which is refused
+)
+def test_corners_are_the_simulation(corner, policy):
+    """Each in every run, without padding: so that it is decoded by single steps."""
+    options = dict(CORNERS[corner])
+    masks = options.pop("separate", 0)
+    case = some_case(policy, size=20, batch=3, **options)
+    if masks:
+        form = {f"selection_{name}": torch.randn(3, masks, 20, 5).double() for name in ("query", "key")}
+        case.tokens = case.tokens._replace(**form)
+    want = case.simulate()
+    for run in (case.whole(), case.whole(compiled=False), case.one_by_one(), case.pieces(3, 9, 10, 11)):
+        assert_same_run(case, run, want)
 
 
 @each_policy

@@ -4,8 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.testing import assert_close
 
-from selattn.cache import POLICIES, Kept, Policy, SelectiveCache, attend, make_policy
+from selattn.cache import POLICIES, Kept, Policy, SelectiveCache, attend, attend_whole, make_policy
 from selattn.cache.policies import H2O, Selective, victim
 from selattn.errors import SelattnError
 from selattn.ops import Selection
@@ -73,7 +74,17 @@ def test_an_unknown_policy(name, message):
     for make in (make_policy, lambda name: SelectiveCache(2, 8, name)):
         with pytest.raises(SelattnError) as caught:
             make(name)
-        assert str(caught.value) == message + ", ".join(POLICIES)
+        assert str(caught.value) == message + ", ".join([*POLICIES, "none"])
+
+
+def test_none_keeps_all():
+    """Budgets are then not in force, in the cache and in the full forward."""
+    cache = SelectiveCache(2, [4, 8], "none")
+    assert [layer.budget for layer in cache.layers] == [None, None]
+    case = some_case("none", budget=3)
+    whole = attend_whole(case.tokens, None, case.rules, case.budget, case.make_policy()).output
+    assert torch.equal(whole, case.plain())
+    assert_close(case.pieces(4, 5, 6, layer=cache.layers[0]).output, whole, rtol=0, atol=1e-12)
 
 
 @st.composite

@@ -72,6 +72,15 @@ def test_a_budget_beyond_the_text_prunes_nothing_and_a_small_one_does(policy):
     assert not torch.allclose(pruned[:, 3:], free[:, 3:], atol=1e-3)
 
 
+def test_the_policy_none_keeps_everything():
+    model = tiny()
+    ids, mask = prompts(2, 9, [0, 3], 3)
+    how = {"cache_budgets": 3, "cache_policy": "none"}
+    assert torch.equal(continued(model, ids, mask, **how), continued(model, ids, mask))
+    torch.testing.assert_close(model(ids, use_cache=False, **how).logits, model(ids, use_cache=False).logits)
+    assert model(ids, **how).past_key_values.layers[0].budget is None
+
+
 @pytest.mark.parametrize("policy", ["selective", "h2o", "tova"])
 @pytest.mark.parametrize("budgets", [3, [4, 9]], ids=str)
 def test_every_way_of_generating(policy, budgets):
