@@ -3,7 +3,7 @@
 Numbers stand inside every cell and the arrows are characters, so nothing is lost without colour.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.bar import Bar
 from rich.color import blend_rgb
@@ -78,7 +78,7 @@ def arrow(source: int, targets: Sequence[int], count: int, cell: int) -> str:
     return "".join(line)
 
 
-def bars(labels: Sequence[str], columns: dict[str, Tensor], width: int) -> Table:
+def bars(labels: Sequence[str], columns: Mapping[str, Tensor | Sequence[float]], width: int) -> Table:
     """One row per label, and beside each other one bar of at most `width` characters per column (shares of 1)."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("")

@@ -1,7 +1,8 @@
-"""`selattn demo`: the paper's example `y=7; x=1; x=3; z=5; x=?`, drawn in the terminal.
+"""`selattn demo`: what selective attention does, in an example by hand and in two models that learn it.
 
-One attention head with weights set by hand, and the real operator. It shows which token masks which, the
-matrices S and F, and what is read with and without them.
+First the paper's example `y=7; x=1; x=3; z=5; x=?`: one attention head with weights set by hand, and the real operator.
+It shows which token masks which, the matrices S and F, and what is read with and without them. Then two small models,
+one with selective attention and one without, learn to answer such questions; that takes some minutes.
 """
 
 import argparse
@@ -16,17 +17,26 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Register the command."""
-    subparsers.add_parser("demo", help="the paper's example, drawn in the terminal", description=__doc__)
+    parser = subparsers.add_parser("demo", help="the paper's example, by hand and learned", description=__doc__)
+    parser.add_argument("--example", action="store_true", help="only the example by hand, without training")
+    parser.add_argument("--steps", type=int, metavar="N", help="train for so many steps (default: 200)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compute the example and draw it."""
+    """Compute the example and draw it, then train the two models."""
     from rich.console import Console
 
     from selattn.cli._assignment import compute
 
-    draw(compute(), Console(highlight=False))
-    return 0
+    console = Console(highlight=False)
+    draw(compute(), console)
+    if args.example:
+        return 0
+
+    from selattn.cli._contest import contest
+    from selattn.cli.main import INTERRUPTED
+
+    return 0 if contest(console, args.steps) else INTERRUPTED
 
 
 def draw(example: "Example", console: "Console") -> None:

@@ -1,5 +1,6 @@
 """`selattn demo`: the mechanism does in the example what the paper says, and the drawing shows it."""
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -8,9 +9,11 @@ import sys
 import pytest
 import torch
 
-from selattn.cli import _draw
+from selattn.cli import _contest, _draw
 from selattn.cli._assignment import ANSWERS, TOKENS, compute
 from selattn.cli.main import main
+from selattn.train.config import Evaluation
+from selattn.train.runs import find_run
 
 BOS, Y7, X1, X3, Z5, QUESTION = range(6)
 
@@ -52,7 +55,7 @@ def test_standard_attention_cannot_tell_and_selective_attention_can(example):
 @pytest.mark.parametrize("columns", [80, 120])
 def test_drawing(columns, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(["demo"]) == 0
+    assert main(["demo", "--example"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= columns
     assert "x=3 masks x=1" in out
@@ -66,9 +69,31 @@ def test_drawing(columns, capsys, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+def test_two_models_are_trained_and_compared(columns, capsys, monkeypatch):
+    """One step of each: that the table is drawn, not that anything was learned."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    small = dataclasses.replace(find_run("variable-assignment-small-standard").batch, size=2)
+    shrunk = {
+        kind: dataclasses.replace(
+            find_run(f"variable-assignment-small-{kind}"), batch=small, evaluation=Evaluation(rows=4)
+        )
+        for kind in ("selective", "standard")
+    }
+    monkeypatch.setattr(_contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
+    assert main(["demo", "--steps", "1"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    rows = [line.split("│") for line in out.splitlines() if "│" in line]
+    assert [row[1].strip() for row in rows] == ["100 values (as trained)", "2 values (never seen)"]
+    assert all("%" in cell for row in rows for cell in row[2:5])
+    assert "layer 1" in out
+    assert "layer 2" in out
+
+
 def test_narrow_terminals_stack_the_matrices(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
-    assert main(["demo"]) == 0
+    assert main(["demo", "--example"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 60
     assert sum(line.startswith("x=?") for line in out.splitlines()) == 4
@@ -81,7 +106,7 @@ def test_arrows_point_at_their_tokens():
 
 
 def piped(**settings):
-    command, env = [sys.executable, "-m", "selattn", "demo"], {**os.environ, **settings}
+    command, env = [sys.executable, "-m", "selattn", "demo", "--example"], {**os.environ, **settings}
     done = subprocess.run(command, capture_output=True, timeout=120, check=True, env=env)
     assert done.stderr == b""
     return done.stdout

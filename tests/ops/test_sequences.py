@@ -103,6 +103,12 @@ def test_every_way_to_say_packed_is_the_same(lengths, slack):
         assert got.first.tolist() == ((positions == 0) & mask).tolist()
 
 
+def test_a_document_that_begins_in_its_middle():
+    """Cut from a longer one, its positions do not begin with 0."""
+    positions = torch.tensor([[3, 4, 5, 2, 3], [0, 1, 7, 8, 9]])
+    assert Sequences.from_position_ids(positions).start.tolist() == [[0, 0, 0, 3, 3], [0, 0, 2, 2, 2]]
+
+
 def test_what_padding_holds_as_position_does_not_matter():
     mask = torch.tensor([[0, 0, 1, 1, 1], [0, 1, 1, 0, 0]])
     want = [[5, 5, 2, 2, 2], [5, 1, 1, 5, 5]]

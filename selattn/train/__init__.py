@@ -1,0 +1,16 @@
+"""Training: runs, which are functions that return a whole configuration, and what carries them out.
+
+config      what a run is: immutable settings, checked when they are made
+overrides   `optimiser.lr=1e-3` on the command line becomes another configuration
+runs/       the runs that are shipped, by name
+order       which rows make up which step: a pure function of seed and step
+datasets    from the data settings of a run to rows
+trainer     transformers' Trainer, with what selection adds
+folder      a run's folder: its log, its checkpoints, and which of them are whole
+launch      from a configuration to a trained model in a folder
+"""
+
+from selattn.train.config import RunConfig
+from selattn.train.launch import Finished, train
+
+__all__ = ["Finished", "RunConfig", "train"]

@@ -1,0 +1,129 @@
+"""What a user sees of a run: a bar in a terminal, lines where there is none, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+
+
+class Display:
+    """Nothing is shown; the others show something."""
+
+    shows = False
+
+    def begin(self, step: int, steps: int) -> None:
+        """A run begins, or goes on, at `step`."""
+
+    def step(self, step: int) -> None:
+        """A step has ended."""
+
+    def record(self, record: dict[str, Any]) -> None:
+        """A record of the log."""
+
+    def interrupting(self) -> None:
+        """Ctrl-C was pressed."""
+
+    def end(self) -> None:
+        """The run has ended, in whatever way; called again it does nothing."""
+
+
+class Lines(Display):
+    """A line for each record: for files, pipes and batch systems."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Print it."""
+        shown = evaluation(record) if "evaluation" in record else f"{training(record)}  {speed(record)}"
+        self.console.print(f"step {record['step']:,}  {shown}", highlight=False, soft_wrap=True)
+
+    def interrupting(self) -> None:
+        """Say what happens next."""
+        self.console.print("stopping after this step, with a checkpoint", highlight=False)
+
+
+class Bar(Lines):
+    """A bar with the loss, the kept fraction of each layer and the speed; evaluations are printed above it."""
+
+    shows = True
+
+    def __init__(self, console: Console, title: str = "") -> None:
+        super().__init__(console)
+        self.title = title
+        self._bar: Progress | None = None
+        self._task = TaskID(0)
+
+    def begin(self, step: int, steps: int) -> None:
+        """Draw it."""
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}[/] {task.completed:,.0f}/{task.total:,.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[training]}"),
+            TextColumn("[dim]{task.fields[speed]}[/]"),
+            TimeElapsedColumn(),
+            TextColumn("[dim]left[/]"),
+            TimeRemainingColumn(),
+            console=self.console,
+            expand=True,
+        )
+        self._task = self._bar.add_task(self.title, total=steps, completed=step, training="", speed="")
+        self._bar.start()
+
+    def step(self, step: int) -> None:
+        """Move it."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Show it in the bar; print an evaluation."""
+        if "evaluation" in record or self._bar is None:
+            super().record(record)
+        else:
+            self._bar.update(self._task, training=training(record), speed=speed(record))
+
+    def end(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def make_display(title: str = "", console: Console | None = None) -> Display:
+    """A bar in a terminal, and lines elsewhere."""
+    console = console or Console(stderr=True)
+    return Bar(console, title) if console.is_terminal else Lines(console)
+
+
+def training(record: dict[str, Any]) -> str:
+    """Loss and kept fractions of a record of the training."""
+    kept = record["kept"]
+    return f"loss {record['loss']:.3f}" + (f"  kept {shares(kept)}" if kept else "")
+
+
+def speed(record: dict[str, Any]) -> str:
+    """Tokens per second."""
+    return f"{record['wall']['tokens_per_second']:,.0f} tokens/s"
+
+
+def evaluation(record: dict[str, Any]) -> str:
+    """Each set with its loss and, for a task, its accuracy."""
+    parts = []
+    for name, found in record["evaluation"].items():
+        accuracy = f", {found['accuracy']:.1%} right" if "accuracy" in found else ""
+        parts.append(f"{name.replace('_', ' ')}: loss {found['loss']:.4f}{accuracy}")
+    return "  ".join(parts)
+
+
+def shares(kept: Sequence[float | None]) -> str:
+    """The kept fraction of each layer: numbers for a few, small columns for many."""
+    known = [share for share in kept if share is not None]
+    if len(kept) <= 4:
+        return " ".join("-" if share is None else f"{share:.2f}" for share in kept)
+    columns = "".join(" " if share is None else _LEVELS[min(int(share * len(_LEVELS)), 7)] for share in kept)
+    return f"{columns} {sum(known) / len(known):.2f}"

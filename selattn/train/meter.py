@@ -1,0 +1,73 @@
+"""Sums over the steps since the last record: a record is about all of them, also if the run stops in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selattn.models import SelectiveOutput
+
+
+class Meter:
+    """Loss, memory term, tokens and kept fractions of the training steps.
+
+    Losses arrive as shares of a step (the Trainer divides by the labels of all micro batches and devices), so their sum
+    over micro batches and devices is the step's loss. Kept fractions are weighted by tokens.
+    """
+
+    def __init__(self, layers: int, device: torch.device) -> None:
+        # lm loss, memory term, tokens, then for each layer the kept tokens; fp64, so that sums are exact enough to
+        # be the same in any grouping that is printed.
+        self._sums = torch.zeros(3 + layers, dtype=torch.float64, device=device)
+        self.tokens = 0  # before those in _sums
+
+    def add(self, outputs: SelectiveOutput, inputs: dict[str, Tensor]) -> None:
+        """One micro batch of this device."""
+        zero = self._sums.new_zeros(())
+        tokens = real_tokens(inputs)
+        kept = self._sums.new_full((len(self._sums) - 3,), torch.nan) if outputs.kept is None else outputs.kept
+        assert outputs.lm_loss is not None
+        parts = [outputs.lm_loss, zero if outputs.memory_loss is None else outputs.memory_loss, tokens]
+        self._sums += torch.cat([torch.stack([part.double() for part in parts]), kept.double() * tokens])
+
+    def gathered(self, reduce: Any) -> Tensor:
+        """The sums over all devices."""
+        return reduce(self._sums)
+
+    def take(self, sums: Tensor, steps: int) -> dict[str, Any]:
+        """The record's values over the last `steps` steps; the sums begin anew."""
+        lm_loss, memory_loss, tokens, *kept = sums.tolist()
+        self.tokens += int(tokens)
+        self._sums.zero_()
+        return {
+            "loss": (lm_loss + memory_loss) / steps,
+            "lm_loss": lm_loss / steps,
+            "memory_loss": memory_loss / steps,
+            "kept": fractions(kept, tokens),
+            "tokens": self.tokens,
+        }
+
+    def state(self, sums: Tensor) -> dict[str, Any]:
+        """What a checkpoint has to keep: JSON numbers are exact."""
+        return {"sums": ["nan" if x != x else x for x in sums.tolist()], "tokens": self.tokens}
+
+    def restore(self, state: dict[str, Any], first: bool) -> None:
+        """Go on from a checkpoint. The sums were over all devices, so the first one takes them."""
+        self.tokens = state["tokens"]
+        if first:
+            self._sums.copy_(torch.tensor([float(x) for x in state["sums"]], dtype=torch.float64))
+
+
+def real_tokens(inputs: dict[str, Tensor]) -> Tensor:
+    """Tokens of a batch that are not padding."""
+    if "attention_mask" in inputs:
+        return inputs["attention_mask"].sum()
+    return torch.tensor(inputs["input_ids"].numel(), device=inputs["input_ids"].device)
+
+
+def fractions(kept: list[float], tokens: float) -> list[float | None] | None:
+    """Kept fractions of the layers, None for those that do not select, and None if none does."""
+    found = [None if x != x else x / tokens for x in kept]
+    return found if any(x is not None for x in found) else None

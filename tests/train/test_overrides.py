@@ -1,0 +1,133 @@
+"""`field=value`: typed, nested, immutable, and one clear line for what does not fit."""
+
+import dataclasses
+
+import pytest
+
+from selattn.data import VariableAssignment
+from selattn.errors import SelattnError
+from selattn.models import SelectiveConfig
+from selattn.train.model import model_config
+from selattn.train.overrides import fields, override
+from selattn.train.runs import find_run
+from tests.train.tiny import tiny
+
+
+@pytest.mark.parametrize(
+    ("assignment", "at", "value"),
+    [
+        ("optimiser.lr=1e-3", "optimiser.lr", 1e-3),
+        ("schedule.steps=1_000", "schedule.steps", 1000),
+        ("schedule.decay=linear", "schedule.decay", "linear"),
+        ("batch.micro=4", "batch.micro", 4),
+        ("batch.micro=none", "batch.micro", None),
+        ("machine.compile=yes", "machine.compile", True),
+        ("machine.compile=False", "machine.compile", False),
+        ("seed=7", "seed", 7),
+        ("data.values=9", "data.values", 9),
+        ("start.model=zoo:selective", "start.model", "zoo:selective"),
+    ],
+)
+def test_a_field_is_set(assignment, at, value):
+    found = override(tiny(), [assignment])
+    for name in at.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "value"),
+    [
+        ("model.num_hidden_layers=4", 4),
+        ("model.attention=local:32,local:32,standard", ["local:32", "local:32", "standard"]),
+        ("model.attention=standard", "standard"),
+        ("model.selection_head=1", 1),
+        ("model.selection_head=0,1", [0, 1]),
+        ("model.qk_norm=no", False),
+        ("model.memory_epsilon=0.5", 0.5),
+        ("model.num_key_value_heads=none", None),
+    ],
+)
+def test_a_field_of_the_model_is_set(assignment, value):
+    run = override(tiny(), [assignment])
+    name = assignment.partition("=")[0].removeprefix("model.")
+    assert run.model[name] == value
+    config = model_config(run)
+    assert isinstance(config, SelectiveConfig)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("optimizer.lr=1", "unknown field 'optimizer.lr'; did you mean 'optimiser.lr'?"),
+        ("lr=1", "unknown field 'lr'; did you mean 'optimiser.lr'?"),
+        ("model.num_hiden_layers=1", "unknown field 'model.num_hiden_layers'; did you mean 'model.num_hidden_layers'?"),
+        ("data.source=c4", "unknown field 'data.source'; "),  # a task has no source
+        ("name=other", "unknown field 'name'; "),
+        ("qqqqqqq=1", "unknown field 'qqqqqqq'; see 'selattn train RUN --show'"),
+        ("optimiser.lr", "'optimiser.lr' is not of the form field=value"),
+        ("optimiser.lr=fast", "optimiser.lr must be a number, not 'fast'"),
+        ("schedule.steps=1.5", "schedule.steps must be a whole number, not '1.5'"),
+        ("schedule.decay=sine", "schedule.decay must be 'cosine' or 'linear' or 'constant', not 'sine'"),
+        ("machine.compile=maybe", "machine.compile must be true or false, not 'maybe'"),
+        ("batch.micro=x", "batch.micro must be a whole number or none, not 'x'"),
+        ("schedule.steps=0", "schedule.steps must be at least 1, not 0"),
+        ("optimiser.lr=nan", "optimiser.lr must be at least 0, not nan"),
+        ("optimiser.beta2=1", r"optimiser.beta2 must be in \[0, 1\), not 1.0"),
+        ("evaluation.target=2", r"evaluation.target must be in \(0, 1\], not 2.0"),
+        ("seed=5000000000", "seed must be below 2"),
+    ],
+)
+def test_what_does_not_fit_gets_one_clear_line(assignment, message):
+    with pytest.raises(SelattnError, match=message) as error:
+        override(tiny(), [assignment])
+    assert "\n" not in str(error.value)
+
+
+def test_nothing_of_a_run_can_be_changed():
+    run = tiny()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.seed = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        run.optimiser.lr = 1
+    with pytest.raises(TypeError):
+        run.model["hidden_size"] = 1
+    settings = {"hidden_size": 8}
+    run = tiny(model=settings)
+    settings["hidden_size"] = 16
+    assert run.model["hidden_size"] == 8
+
+
+def test_the_override_leaves_the_original_alone():
+    run = tiny()
+    before = run.to_dict()
+    override(run, ["optimiser.lr=1", "model.bias=true", "data.values=7"])
+    assert run.to_dict() == before
+
+
+def test_every_field_can_be_set_to_what_it_is():
+    """So that no field has a type which the command line cannot write."""
+    run = find_run("c4-d12-memory")
+    config = model_config(run)
+    for name in fields(run):
+        value = run
+        if name.startswith("model."):
+            value = getattr(config, name.removeprefix("model."))
+        else:
+            for part in name.split("."):
+                value = getattr(value, part)
+        text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        override(run, [f"{name}={text}"])
+
+
+def test_a_target_needs_a_task():
+    with pytest.raises(SelattnError, match="text has none"):
+        override(find_run("text-small-standard"), ["evaluation.target=0.9"])
+
+
+def test_the_dictionary_tells_runs_apart():
+    run = tiny()
+    assert run.to_dict() == tiny().to_dict()
+    assert run.to_dict() != override(run, ["data.values=7"]).to_dict()
+    assert run.to_dict()["data"]["kind"] == VariableAssignment.name
