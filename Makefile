@@ -10,7 +10,7 @@ INSTALLED_TEST := $(VENV)/.installed-test
 .PHONY: help demo test test-all lint clean
 
 help:
-	@echo "make demo      the paper's example, in the terminal"
+	@echo "make demo      the paper's example in the terminal, then two models that learn it (some minutes)"
 	@echo "make test      linters, type checker and tests (without the slow ones)"
 	@echo "make test-all  the same with the slow tests and more random examples"
 	@echo "make lint      linters and type checker only"

@@ -206,6 +206,14 @@ class Machine:
     shard: Literal["none", "fsdp"] = "none"
 
 
+# Settings of a model that its weights are made for: fine-tuning takes them from the model.
+ARCHITECTURE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings", "positions", "rope_theta", "norm", "norm_eps", "qk_norm", "mlp"),
+    *("bias", "tie_word_embeddings"),
+)
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """A whole run.
@@ -213,7 +221,7 @@ class RunConfig:
     Args:
         name: of the run.
         model: settings of `SelectiveConfig`. The vocabulary and the context size follow from the data unless given;
-            with `start.model` these settings change those of that model.
+            with `start.model` these settings change those of that model, except for its architecture.
         data: text, or a synthetic task.
         seed: of the initial weights, of dropout and of the order of the data.
         log_every: steps between records in the log.

@@ -8,7 +8,7 @@ from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.zoo import find_model
-from selattn.train.config import RunConfig, Text
+from selattn.train.config import ARCHITECTURE, RunConfig, Text
 
 
 def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> SelectiveConfig:
@@ -23,8 +23,14 @@ def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> Selectiv
         settings = {"vocab_size": vocabulary, "max_position_embeddings": data.context, **ids, **settings}
         config = SelectiveConfig(**settings)
     else:
-        path = find_model(run.start.model)
-        config = SelectiveConfig(**{**SelectiveConfig.from_pretrained(path).to_dict(), **settings})
+        given = SelectiveConfig.from_pretrained(find_model(run.start.model)).to_dict()
+        for name in ARCHITECTURE:
+            if name in settings and settings[name] != given[name]:
+                raise SelattnError(
+                    f"model.{name} is {given[name]} in {run.start.model} and {settings[name]} in the run: "
+                    "fine-tuning cannot change it; leave it out"
+                )
+        config = SelectiveConfig(**{**given, **settings})
     if config.vocab_size < vocabulary:
         raise SelattnError(
             f"the data has {vocabulary} tokens and the model's vocabulary {config.vocab_size}: "

@@ -12,12 +12,16 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
-from selattn.train.config import RunConfig
+from selattn.train.config import ARCHITECTURE, RunConfig
 
 
 def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """The run with every `field=value` set."""
-    for assignment in assignments:
+    """The run with every `field=value` set.
+
+    A run that is given a model to start from keeps of its own model settings those that fine-tuning can change.
+    """
+    begins = "start.model="
+    for assignment in sorted(assignments, key=lambda text: not text.startswith(begins)):
         name, equals, text = assignment.partition("=")
         if not equals:
             raise SelattnError(f"{assignment!r} is not of the form field=value, such as optimiser.lr=1e-3")
@@ -25,6 +29,9 @@ def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
         if name not in kinds:
             raise SelattnError(f"unknown field {name!r}; {_advice(name, list(kinds))}")
         run = _replaced(run, name.split("."), parse(text, kinds[name], name))
+        if assignment.startswith(begins) and run.start.model is not None:
+            kept = {key: value for key, value in run.model.items() if key not in ARCHITECTURE}
+            run = dataclasses.replace(run, model=kept)
     return run
 
 

@@ -51,7 +51,7 @@ STUDIES = {
     ),
     "lm_comparison": Study(
         "How do the losses of language models with the same data in the same order compare?",
-        ("text-small-standard", "text-small-selective", "text-small-memory"),
+        ("zoo-standard", "zoo-selective", "zoo-memory"),
     ),
 }
 

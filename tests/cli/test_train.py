@@ -227,5 +227,5 @@ def test_names_and_settings_of_the_zoo(small_zoo, capsys):
 
 def test_the_zoo_has_what_it_is_to_have():
     names = [run.removeprefix("zoo-") for run in zoo_runs.RUNS]
-    assert names[:4] == ["standard", "selective", "memory", "selective-1024"]
+    assert names[:4] == ["standard", "selective", "memory", "memory-2048"]
     assert names[4:] == ["variable-assignment-selective", "variable-assignment-standard"]

@@ -126,6 +126,12 @@ def test_a_target_needs_a_task():
         override(find_run("text-small-standard"), ["evaluation.target=0.9"])
 
 
+def test_a_model_to_start_from_brings_its_own_architecture():
+    """Wherever in the command line it stands; what the user sets beside it stays."""
+    run = override(find_run("text-small-memory"), ["model.head_dim=32", "start.model=somewhere"])
+    assert run.model == {"attention": ["selective"], "memory_epsilon": 0.1, "head_dim": 32}
+
+
 def test_the_dictionary_tells_runs_apart():
     run = tiny()
     assert run.to_dict() == tiny().to_dict()

@@ -234,6 +234,8 @@ def test_what_a_fine_tuned_model_has_to_fit(standard, tmp_path):
             train(short(model={}, start=start, data=data), tmp_path / "run", overwrite=True)
     with pytest.raises(SelattnError, match=r"start\.ramp has nothing to raise"):
         train(short(model={}, start=Start(str(standard), ramp=2)), tmp_path / "run", overwrite=True)
+    with pytest.raises(SelattnError, match=r"model\.hidden_size is 16 in .* and 32 in the run"):
+        train(short(model={"hidden_size": 32}, start=start), tmp_path / "run", overwrite=True)
     with pytest.raises(SelattnError, match="there is no model nowhere"):
         train(short(model={}, start=Start("nowhere")), tmp_path / "run", overwrite=True)
 
