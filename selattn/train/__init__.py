@@ -4,6 +4,7 @@ config      what a run is: immutable settings, checked when they are made
 overrides   `optimiser.lr=1e-3` on the command line becomes another configuration
 runs/       the runs that are shipped, by name
 order       which rows make up which step: a pure function of seed and step
+course      what changes on the way: the selection strength, the budgets
 datasets    from the data settings of a run to rows
 trainer     transformers' Trainer, with what selection adds
 folder      a run's folder: its log, its checkpoints, and which of them are whole

@@ -190,6 +190,26 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Shrink:
+    """Budgets that shrink during training, to those of `model.cache_budgets`, which stay in force afterwards.
+
+    Args:
+        steps: in so many steps; 0 has the final budgets in force from the beginning.
+        every: steps between changes: 1 is a line, more are stairs (with machine.compile each stair is compiled).
+        first: the budgets to begin with, one number or one for each layer; None is the context size: nothing leaves.
+    """
+
+    steps: int = 0
+    every: int = 1
+    first: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, "shrink", steps=0, every=1)
+        if isinstance(self.first, list):  # as the command line has it
+            object.__setattr__(self, "first", tuple(self.first))
+
+
+@dataclass(frozen=True)
 class Machine:
     """How it is computed. None of these is meant to change what is computed, beyond rounding.
 
@@ -236,6 +256,7 @@ class RunConfig:
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     start: Start = Start()
+    shrink: Shrink = Shrink()
     machine: Machine = Machine()
     seed: int = 0
     log_every: int = 100
@@ -255,7 +276,7 @@ class RunConfig:
             value = getattr(self, at.name)
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 value = dataclasses.asdict(value)
-            elif isinstance(value, Mapping):
+            if isinstance(value, Mapping):
                 value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
             found[at.name] = value
         found["data"] = {"kind": "text" if isinstance(self.data, Text) else self.data.name, **found["data"]}

@@ -105,8 +105,11 @@ def _to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def check(run: Path, config: dict[str, Any], resume: bool, overwrite: bool) -> None:
-    """Raise if the folder is not one to begin this run in, or to resume it in. Nothing is changed."""
+def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: bool, overwrite: bool) -> None:
+    """Raise if the folder is not one to begin this run in, or to resume it in. Nothing is changed.
+
+    A run that began before a setting existed has the default of it.
+    """
     if not run.exists():
         return
     if not run.is_dir() or (any(run.iterdir()) and not (run / CONFIG).exists()):
@@ -116,7 +119,7 @@ def check(run: Path, config: dict[str, Any], resume: bool, overwrite: bool) -> N
             raise SelattnError(
                 f"{run} has a run in it, {state_of(run)}; go on with --resume, or begin anew with --overwrite"
             )
-        _check_same(config, json.loads((run / CONFIG).read_text()), run)
+        _check_same(config, dict(_flat(defaults)) | dict(_flat(json.loads((run / CONFIG).read_text()))), run)
 
 
 def begin(run: Path, config: dict[str, Any], overwrite: bool) -> int | None:
@@ -146,9 +149,9 @@ def state_of(run: Path) -> str:
     return "with no checkpoint yet" if step is None else f"with a checkpoint at step {step}"
 
 
-def _check_same(config: dict[str, Any], stored: dict[str, Any], run: Path) -> None:
+def _check_same(config: dict[str, Any], old: dict[str, Any], run: Path) -> None:
     """A resumed run is the same run."""
-    old, new = dict(_flat(stored)), dict(_flat(config))
+    new = dict(_flat(config))
     for name in [*old, *new]:
         if old.get(name) != new.get(name):
             raise SelattnError(

@@ -27,6 +27,7 @@ from selattn.records import write_record
 from selattn.train import folder as run_folder
 from selattn.train.arguments import training_arguments
 from selattn.train.config import RunConfig
+from selattn.train.course import Course
 from selattn.train.datasets import Data, prepare
 from selattn.train.display import Display
 from selattn.train.model import make_model, model_config
@@ -79,12 +80,15 @@ def train(
     args = training_arguments(run, folder)
     display = display if display is not None and args.process_index == 0 else Display()
     settings = run.to_dict()
-    _by_one(args, lambda: run_folder.check(folder, settings, resume, overwrite))
+    defaults = RunConfig(run.name, run.data).to_dict()
+    _by_one(args, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
     if run_folder.finished(folder) and not overwrite:
         return _ended(folder)
     data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
     set_seed(run.seed)
-    model = make_model(run, model_config(run, data.tokenizer))
+    config = model_config(run, data.tokenizer)
+    Course(run, config)  # which raises before anything is written
+    model = make_model(run, config)
     start = _by_one(args, lambda: run_folder.begin(folder, settings, overwrite))
     trainer = SelectiveTrainer(run, model, data, args, display, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
@@ -121,7 +125,8 @@ def _by_one(args: TrainingArguments, act: Callable[[], _T]) -> _T:
         except SelattnError as error:
             found = [error]
         except OSError as error:
-            found = [SelattnError(f"cannot use {args.output_dir}: {error.strerror or error}")]
+            verb = "write to" if error.errno in _FULL else "use"
+            found = [SelattnError(f"cannot {verb} {args.output_dir}: {error.strerror or error}")]
     if args.world_size > 1:
         torch.distributed.broadcast_object_list(found)
     if isinstance(found[0], SelattnError):
@@ -153,6 +158,7 @@ def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
 
         def fill(part: Path) -> None:
             model.save_pretrained(part, state_dict=state)
+            trainer.note_changes(part, step)
             if trainer.data.tokenizer is not None:
                 trainer.data.tokenizer.save_pretrained(part)
             write_record(part / run_folder.RECORD, _record(trainer, step, seconds), trainer.run.seed)

@@ -41,8 +41,6 @@ def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> Selectiv
             f"rows have {data.context} tokens and the model has {config.max_position_embeddings} positions: "
             "set model.max_position_embeddings or data.context"
         )
-    if run.start.ramp and not config.selects:
-        raise SelattnError("start.ramp has nothing to raise: no layer selects; set model.attention=selective")
     return config
 
 

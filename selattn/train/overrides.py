@@ -78,9 +78,10 @@ def _parse(text: str, kind: Any) -> Any:
 
 
 def _first(text: str, kinds: Sequence[Any]) -> Any:
-    """What the first of several types makes of a text; a comma asks for a list."""
+    """What the first of several types makes of a text; a comma or brackets ask for a list."""
     for kind in kinds:
-        if get_origin(kind) in (list, tuple) and "," not in text and any(k in (int, float, str) for k in kinds):
+        listed = "," in text or text.startswith("[")
+        if get_origin(kind) in (list, tuple) and not listed and any(k in (int, float, str) for k in kinds):
             continue
         try:
             return _parse(text, kind)

@@ -23,6 +23,7 @@ from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.train import folder
 from selattn.train.config import RunConfig
+from selattn.train.course import Course
 from selattn.train.datasets import Data, Rows
 from selattn.train.display import Display
 from selattn.train.meter import Meter, fractions, real_tokens
@@ -57,6 +58,7 @@ class SelectiveTrainer(Trainer):
         callbacks: list[TrainerCallback] = [_Keeper(self)]
         super().__init__(model=model, args=args, callbacks=callbacks, eval_dataset=dict(data.validation))
         self.remove_callback(_progress_of(self))
+        self.course = Course(run, model.config)
         self.meter = Meter(model.config.num_hidden_layers, self.args.device)
         self.logged_step = start
         self.stopped = False  # by having reached the target accuracy
@@ -92,13 +94,12 @@ class SelectiveTrainer(Trainer):
 
     # ---- loss ----
 
-    def strength(self) -> Tensor | None:
-        """The selection strength of the step that is next, during a ramp; else the config's own holds."""
-        ramp, step = self.run.start.ramp, self.state.global_step
-        if step >= ramp:
-            return None
-        full = self.accelerator.unwrap_model(self.model).config.selection_strength
-        return torch.tensor(full * step / ramp, device=self.args.device)
+    def changed(self) -> dict[str, Any]:
+        """What the model is given beside its inputs in the step that is next; else its config holds."""
+        found = self.course.at(self.state.global_step)
+        if "selection_strength" in found:  # a tensor, so that a compiled model is not compiled for each of its values
+            found["selection_strength"] = torch.tensor(found["selection_strength"], device=self.args.device)
+        return found
 
     def compute_loss(
         self,
@@ -108,9 +109,7 @@ class SelectiveTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The model's own loss, memory term included; what it is made of goes to the meter."""
-        strength = self.strength()
-        extra = {} if strength is None else {"selection_strength": strength}
-        loss, outputs = super().compute_loss(model, {**inputs, **extra}, True, num_items_in_batch)
+        loss, outputs = super().compute_loss(model, {**inputs, **self.changed()}, True, num_items_in_batch)
         with torch.no_grad():
             self.meter.add(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
@@ -128,6 +127,7 @@ class SelectiveTrainer(Trainer):
         record = {
             "step": self.state.global_step,
             **values,
+            **self.course.in_force(self.state.global_step - 1),
             "grad_norm": logs["grad_norm"],
             "learning_rate": logs["learning_rate"],
             "wall": {
@@ -168,7 +168,12 @@ class SelectiveTrainer(Trainer):
         found = {name: self._score(rows) for name, rows in self.data.validation.items()}
         self.last_evaluation = found
         seconds = time.perf_counter() - begun
-        record = {"step": self.state.global_step, "evaluation": found, "wall": {"seconds": round(seconds, 3)}}
+        record = {
+            "step": self.state.global_step,
+            "evaluation": found,
+            **self.course.in_force(self.state.global_step),
+            "wall": {"seconds": round(seconds, 3)},
+        }
         scalars = {
             f"eval_{name}_{what}": value
             for name, values in found.items()
@@ -190,12 +195,11 @@ class SelectiveTrainer(Trainer):
         was_training = model.training
         model.eval()
         sums = torch.zeros(5 + layers, dtype=torch.float64, device=self.args.device)
-        strength = self.strength()
+        changed = self.changed()
         with torch.no_grad():
             for batch, counts in self._batches(rows):
                 inputs = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
-                extra = {} if strength is None else {"selection_strength": strength}
-                outputs = model(**inputs, **extra, num_items_in_batch=1, use_cache=False)
+                outputs = model(**inputs, **changed, num_items_in_batch=1, use_cache=False)
                 if counts:
                     sums += self._sums_of(outputs, inputs, layers)
         model.train(was_training)
@@ -245,6 +249,12 @@ class SelectiveTrainer(Trainer):
         self.seconds_before, self.last_evaluation = progress["seconds"], progress["evaluation"]
         self._tokens_since = self.meter.tokens
 
+    def note_changes(self, saved: Path, step: int) -> None:
+        """In the middle of its course a model that is saved is what it is now."""
+        if changed := self.course.at(step):
+            config = json.loads((saved / "config.json").read_text())
+            folder.write_json(saved / "config.json", {**config, **changed})
+
     def interrupt(self, *_: Any) -> None:
         """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once."""
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -286,10 +296,7 @@ class _Keeper(TrainerCallback):
         progress = trainer.progress()
         if state.is_world_process_zero:
             (checkpoint / folder.PROGRESS).write_text(json.dumps(progress))
-            strength = trainer.strength()
-            if strength is not None:  # in the middle of a ramp the model is what it is now
-                config = json.loads((checkpoint / "config.json").read_text())
-                folder.write_json(checkpoint / "config.json", {**config, "selection_strength": float(strength)})
+            trainer.note_changes(checkpoint, state.global_step)
         trainer.accelerator.wait_for_everyone()  # every device has written its own state
         if state.is_world_process_zero:
             folder.seal(checkpoint)

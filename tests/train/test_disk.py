@@ -35,9 +35,9 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path, monkeypatch):
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
-@pytest.mark.parametrize("limit", [1_000, 10_000, 30_000])
+@pytest.mark.parametrize("limit", [500, 2_000, 10_000, 30_000])
 def test_a_file_that_the_system_refuses_to_write(tmp_path, limit):
-    """The operating system itself says no, to the log, the weights (safetensors) or the optimiser (torch)."""
+    """The system itself says no: to the configuration, the log, the weights (safetensors) or the optimiser (torch)."""
     ours, theirs = FORK.Pipe()
     process = FORK.Process(target=limited, args=(tmp_path / "run", limit, theirs))
     process.start()
@@ -46,6 +46,7 @@ def test_a_file_that_the_system_refuses_to_write(tmp_path, limit):
     assert ours.poll()
     message = ours.recv()
     assert message.startswith(f"cannot write to {tmp_path / 'run'}: ")
+    assert "File too large" in message or "the disk is full" in message
     assert "\n" not in message
     assert list(folder.checkpoints(tmp_path / "run")) == []
     assert not (tmp_path / "run" / "model").exists()
