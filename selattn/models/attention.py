@@ -19,7 +19,7 @@ class Context(NamedTuple):
     rotary: tuple[Tensor, Tensor] | None
     cache: SelectiveCache | None
     real: Tensor | None  # [B, N] bool, with a cache: which of the new tokens are no padding; None: all
-    budgets: tuple[int, ...] | None  # K_l of each layer, without a cache
+    budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache; None is no limit
     policy: Policy
     strength: float | Tensor
     want_memory: bool

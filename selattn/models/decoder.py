@@ -87,14 +87,8 @@ class SelectiveModel(SelectivePreTrainedModel):
         if self._wants_cache(cache, use_cache, sequences, output_kept):
             cache = self._cache(cache, cache_budgets, cache_policy)
 
-        rotary = None
-        if self.embed_positions is None:
-            rotary = rotary_angles(self.config, positions)
-        else:
-            if position_ids is not None or one_step or past + shape[1] > self.config.max_position_embeddings:
-                self._check_positions(positions)
-            x = x + self.embed_positions(positions)
-        x = self.dropout(x)
+        long = past + shape[1] > self.config.max_position_embeddings
+        x, rotary = self._positioned(x, positions, check=position_ids is not None or one_step or long)
 
         context = Context(
             sequences,
@@ -129,6 +123,39 @@ class SelectiveModel(SelectivePreTrainedModel):
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
+
+    def enter(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> tuple[Tensor, Context]:
+        """What enters the first layer, [B, N, d_model], and what all layers share: whole sequences, no cache.
+
+        For those who run only some of the layers: `x, *_ = layer(x, context)` for each of `layers`, then `norm`, is
+        `forward` with the config's budgets and policy, or others put into the context.
+        """
+        shape = (input_ids.shape[0], input_ids.shape[1])
+        sequences, positions = sequences_of(shape, 0, attention_mask, position_ids, None, None, input_ids.device)
+        x, rotary = self._positioned(self.embed_tokens(input_ids), positions, check=True)
+        budgets = self.config.budgets
+        return x, Context(
+            sequences,
+            rotary,
+            cache=None,
+            real=None,
+            budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
+            policy=make_policy(self.config.cache_policy),
+            strength=self.config.selection_strength,
+            want_memory=False,
+            want_selection=False,
+            want_weights=False,
+        )
+
+    def _positioned(self, x: Tensor, positions: Tensor, check: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+        """Embeddings with learned positions in them, or else the rotary angles beside them."""
+        if self.embed_positions is None:
+            return self.dropout(x), rotary_angles(self.config, positions)
+        if check:
+            self._check_positions(positions)
+        return self.dropout(x + self.embed_positions(positions)), None
 
     def new_cache(
         self, budgets: Budgets | int | Sequence[int] | None = None, policy: str | None = None

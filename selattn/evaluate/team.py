@@ -1,0 +1,65 @@
+"""Several processes that share the batches of a text out among them, and come to the result of one.
+
+Each batch is computed whole by one process, in the same way as a single process would; only the sums of the batches are
+exchanged. They are added without rounding in between, so the result does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import distributed as dist
+
+from selattn.errors import SelattnError
+
+_T = TypeVar("_T")
+
+
+class Team:
+    """This process and the others. Made once in a program; alone unless torchrun says otherwise."""
+
+    def __init__(self) -> None:
+        self.size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.rank = int(os.environ.get("RANK", "0"))
+        if self.size > 1 and not dist.is_initialized():
+            dist.init_process_group("gloo")  # a few numbers at a time, on any device
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes and shows."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[_T]) -> list[_T]:
+        """The items that this process computes."""
+        return list(items[self.rank :: self.size])
+
+    def total(self, values: Sequence[float]) -> float:
+        """The sum of the values of all processes, rounded once."""
+        if self.size == 1:
+            return math.fsum(values)
+        found: list[list[float]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(found, list(values))
+        return math.fsum(value for part in found for value in part)
+
+    def by_one(self, act: Callable[[], _T]) -> _T:
+        """Let the leading process act, and all of them know what came of it, also if that is bad input."""
+        if self.size == 1:
+            return act()
+        box: list[object] = [None, None]
+        if self.leads:
+            try:
+                box[0] = act()
+            except SelattnError as error:
+                box[1] = str(error)
+        dist.broadcast_object_list(box, 0)
+        if box[1] is not None:
+            raise SelattnError(str(box[1]))
+        return box[0]  # type: ignore[return-value]
+
+    def close(self) -> None:
+        """The end of working together."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()

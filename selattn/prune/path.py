@@ -1,0 +1,114 @@
+"""The path of a search: one record for each iteration, in a file that is only ever appended to.
+
+The path does not depend on where a search stops. So a search can be interrupted after any iteration and go on, and one
+folder serves several thresholds: what is there is read, what is missing is searched.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+from selattn.prune.until import Until
+
+SETTINGS, PATH = "search.json", "path.jsonl"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One iteration.
+
+    Attributes:
+        iteration: 0 is the model with K_l = N in every layer.
+        layer: the one that gave C tokens; None in iteration 0.
+        budgets: K_l after it.
+        loss: of the search set, nats per token.
+        factor: layers * N / sum of K_l.
+        tried: the loss of each candidate that was evaluated, by layer.
+        work: layer evaluations and seconds since the search began; not part of the result.
+    """
+
+    iteration: int
+    layer: int | None
+    budgets: tuple[int, ...]
+    loss: float
+    factor: float
+    tried: dict[int, float] = field(default_factory=dict)
+    work: dict[str, float] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Step:
+        """From a line of the file."""
+        tried = {int(layer): loss for layer, loss in found["tried"].items()}
+        return cls(**{**found, "budgets": tuple(found["budgets"]), "tried": tried})
+
+
+def chosen(path: Sequence[Step], until: Until, context: int) -> tuple[int, bool]:
+    """The last iteration that meets the threshold, and whether the path goes as far as the threshold."""
+    limit = until.limit(path[0].loss)
+    for step in path:
+        if step.loss > limit:
+            return step.iteration - 1, True
+        if until.reached(step.budgets, context):
+            return step.iteration, True
+    return path[-1].iteration, False
+
+
+def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
+    """Begin a search in a folder, or take up the one that is there if it has the same settings: its path so far."""
+    file = folder / SETTINGS
+    try:
+        if file.exists():
+            _compare(json.loads(file.read_text()), settings, folder)
+            return read_path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        half = file.with_name(file.name + ".part")
+        half.write_text(json.dumps(settings, indent=2) + "\n")
+        half.replace(file)
+    except OSError as error:
+        raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
+    return []
+
+
+def read_path(folder: Path) -> list[Step]:
+    """The iterations of a folder. A line that was cut off when the process was killed is removed."""
+    file = folder / PATH
+    if not file.exists():
+        return []
+    text = file.read_text()
+    whole = text[: text.rfind("\n") + 1]
+    if whole != text:
+        with file.open("r+b") as opened:
+            opened.truncate(len(whole.encode()))
+    try:
+        path = [Step.from_json(json.loads(line)) for line in whole.splitlines()]
+    except (ValueError, TypeError, KeyError):
+        raise SelattnError(f"{file} is damaged: delete the folder and search again") from None
+    if [step.iteration for step in path] != list(range(len(path))):
+        raise SelattnError(f"{file} is damaged, iterations are missing: delete the folder and search again")
+    return path
+
+
+def append(folder: Path, step: Step) -> None:
+    """Add an iteration; it is on the disk when this returns."""
+    try:
+        with (folder / PATH).open("a") as file:
+            file.write(json.dumps(asdict(step)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise SelattnError(f"cannot write {folder / PATH}: {error.strerror}; the search can go on from there") from None
+
+
+def _compare(found: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
+    for name in wanted:
+        if found.get(name) != wanted[name]:
+            raise SelattnError(
+                f"{folder} holds a search with {name} {found.get(name)!r}, not {wanted[name]!r}: "
+                "choose another --out, or delete the folder"
+            )
