@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from selattn import __version__
-from selattn.cli import data, demo, generate, info, study, train, zoo
+from selattn.cli import data, demo, generate, info, prune, study, train, zoo
 from selattn.errors import SelattnError
 
-COMMANDS = {"data": data, "demo": demo, "generate": generate, "info": info, "study": study, "train": train, "zoo": zoo}
+COMMANDS = {
+    "data": data,
+    "demo": demo,
+    "generate": generate,
+    "info": info,
+    "prune": prune,
+    "study": study,
+    "train": train,
+    "zoo": zoo,
+}
 
 # Exit codes besides 0: bad input as argparse has it, Ctrl-C as shells have it, a closed pipe as rich has it.
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1

@@ -103,7 +103,8 @@ class SelectiveModel(SelectivePreTrainedModel):
             want_weights=bool(self.config.output_attentions if output_attentions is None else output_attentions),
         )
         want_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
-        hidden, found = [], []
+        hidden: list[Any] = []
+        found = []
         for layer in self.layers:
             if want_hidden:
                 hidden.append(x)

@@ -5,14 +5,15 @@
 
 A layer is a candidate while it can keep at least `floor` tokens after giving C; the paper does not say where that ends.
 
-Lazy. The increase of the loss that a candidate caused when it was last evaluated is kept, and taken for a lower bound of
-what it would cause now: fewer tokens elsewhere, or in the same layer, make what is left more valuable. The candidate with
-the smallest bound is evaluated; if it is still the smallest, it wins, otherwise the next one is looked at. Where increases
-only ever grow this is the exact search; where they do not, a candidate that has become cheaper is found late.
+Lazy. The increase of the loss that a candidate caused when it was last evaluated is kept, and taken for a lower bound
+of what it would cause now: fewer tokens elsewhere, or in the same layer, make what is left more valuable. The candidate
+with the smallest bound is evaluated; if it is still the smallest, it wins, otherwise the next one is looked at. Where
+increases only ever grow this is the exact search; where they do not, a candidate that became cheaper is found late.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -116,6 +117,6 @@ def _lazy(
 def _bounds(past: Sequence[Step]) -> dict[int, float]:
     """The increase of each candidate when it was last evaluated, as an uninterrupted search would have it."""
     bounds: dict[int, float] = {}
-    for before, step in zip(past, past[1:], strict=False):
+    for before, step in itertools.pairwise(past):
         bounds.update({layer: loss - before.loss for layer, loss in step.tried.items()})
     return bounds

@@ -1,8 +1,8 @@
 """Losses of budgets that differ from the current ones in a single layer, at the price of the layers that change.
 
-The hidden states that enter each layer under the current budgets are kept. So a trial in layer l runs layers l to L only,
-and if it is accepted, the states on its way are the new ones. What layer l itself gives under the budget of its trial is
-kept, too, until a layer below it changes: in the next trial of that layer it is not computed again.
+The hidden states that enter each layer under the current budgets are kept. So a trial in layer l runs layers l to L
+only, and if it is accepted, the states on its way are the new ones. What layer l itself gives under the budget of its
+trial is kept, too, until a layer below it changes: in the next trial of that layer it is not computed again.
 
 One layer run over the whole search set is a layer evaluation; batches that a budget cannot touch are not run.
 """
@@ -20,6 +20,7 @@ from selattn.evaluate.batches import Batch
 from selattn.evaluate.losses import count_tokens, head_loss
 from selattn.evaluate.team import Team
 from selattn.models import SelectiveForCausalLM
+from selattn.models.attention import Context
 
 
 class Trials:
@@ -31,8 +32,8 @@ class Trials:
         budgets: K_l to begin with.
         policy: who leaves when a layer is full.
         team: the processes that share the batches.
-        memory: bytes for hidden states. Where they do not fit, only those of every second, third, ... layer are kept and
-            the ones between are computed again; that changes the time and nothing else.
+        memory: bytes for hidden states. Where they do not fit, only those of every second, third, ... layer are kept
+            and the ones between are computed again; that changes the time and nothing else.
 
     Attributes:
         budgets: the current ones.
@@ -110,7 +111,7 @@ class Trials:
         self._heads = {l: head for l, head in self._heads.items() if l < layer}
         self._best = None
 
-    def _enter(self, batch: Batch) -> tuple[Tensor, ...]:
+    def _enter(self, batch: Batch) -> tuple[Tensor, Context]:
         return self._model.model.enter(batch.input_ids, batch.attention_mask, batch.position_ids)
 
     def _run(self, b: int, layer: int, x: Tensor, budget: int) -> Tensor:
@@ -141,7 +142,7 @@ class Trials:
         return self._team.total(sums) / self._tokens
 
     def _fit(self, entries: Sequence[Tensor], memory: int | None) -> int:
-        """Keep the states of every how-manieth layer: those of the current budgets, of the best trial, and the heads."""
+        """1 to keep the states of every layer (current ones, the best trial's, the heads), 2 of every second, ..."""
         each = sum(x.numel() * x.element_size() for x in entries)
         limit = _free_memory() // (2 * self._team.size) if memory is None else memory
         if 3 * self._layers * each <= limit:

@@ -1,11 +1,11 @@
 """Where a search stops.
 
-    baseline=MODEL   before the loss exceeds that of another model, on the same text
-    tolerance=NATS   before the loss exceeds the model's own, unpruned, by more
-    loss=NATS        before the loss exceeds this
-    factor=X         as soon as the memory factor, layers * N / sum of K_l, is as large
-    tokens=T         as soon as sum of K_l is no more than this
-    floor            when no layer can give more
+baseline=MODEL   before the loss exceeds that of another model, on the same text
+tolerance=NATS   before the loss exceeds the model's own, unpruned, by more
+loss=NATS        before the loss exceeds this
+factor=X         as soon as the memory factor, layers * N / sum of K_l, is as large
+tokens=T         as soon as sum of K_l is no more than this
+floor            when no layer can give more
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from selattn.errors import SelattnError
 
@@ -78,7 +79,8 @@ def parse_until(texts: Sequence[str]) -> Until:
         if name == "baseline":
             until = dataclasses.replace(until, baseline=value)
         elif name != "floor":
-            until = dataclasses.replace(until, **{name: _number(name, value)})
+            changes: dict[str, Any] = {name: _number(name, value)}
+            until = dataclasses.replace(until, **changes)
     return until
 
 

@@ -1,5 +1,7 @@
 """The exact search is the paper's, iteration by iteration; the lazy one is its shortcut; neither depends on how."""
 
+import itertools
+
 import pytest
 
 from selattn.errors import SelattnError
@@ -81,7 +83,7 @@ def test_lazy_wins_only_with_what_it_has_evaluated():
     """The rule as it is written, checked from the path alone."""
     found = path(model(seed=1), lazy=True, step=2)
     bounds = {}
-    for before, step in zip(found, found[1:], strict=False):
+    for before, step in itertools.pairwise(found):
         bounds |= {layer: tried - before.loss for layer, tried in step.tried.items()}
         can = [layer for layer, k in enumerate(before.budgets) if k - 2 >= 2]
         assert step.layer in step.tried

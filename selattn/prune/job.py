@@ -1,0 +1,188 @@
+"""From a model and a text to budgets in a folder: searched on some rows of the text, reported on others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selattn.cache import Budgets
+from selattn.errors import SelattnError
+from selattn.evaluate.batches import Batch, make_batches
+from selattn.evaluate.losses import log_perplexity
+from selattn.evaluate.subjects import BUDGETS, fingerprint, load_model, tokenizer_of
+from selattn.evaluate.team import Team
+from selattn.evaluate.text import Text
+from selattn.models import SelectiveForCausalLM
+from selattn.models.summary import read_config
+from selattn.models.zoo import find_model
+from selattn.prune.path import Step, append, chosen, open_folder
+from selattn.prune.search import Procedure, first_step, steps
+from selattn.prune.trials import Trials
+from selattn.prune.until import Until
+
+
+@dataclass(frozen=True)
+class Job:
+    """A search and its report.
+
+    Attributes:
+        model: a folder, a run's folder, or zoo:NAME.
+        out: the folder of the search.
+        text: what is searched on.
+        rows: how many of its rows.
+        until: where the search stops.
+        procedure: how it proceeds.
+        policy: who leaves when a layer is full.
+        report: another text to report on; None for other rows of the same.
+        report_rows: how many.
+        batch: rows that are computed at a time.
+    """
+
+    model: str
+    out: Path
+    text: Text
+    rows: int
+    until: Until
+    procedure: Procedure
+    policy: str = "selective"
+    report: Text | None = None
+    report_rows: int = 64
+    batch: int = 8
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What came of a job.
+
+    Attributes:
+        step: the iteration whose budgets were chosen.
+        path: all iterations.
+        limit: the largest loss that was allowed on the search set; infinite without such a threshold.
+        reported: losses on the report set by name: `unpruned`, `pruned`, `baseline` if there is one.
+        tokens: how many tokens were predicted in the search set and in the report set.
+    """
+
+    step: Step
+    path: list[Step]
+    limit: float
+    reported: dict[str, float]
+    tokens: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the record: the whole path, too."""
+        return {
+            "budgets": list(self.step.budgets),
+            "iteration": self.step.iteration,
+            "memory_factor": self.step.factor,
+            "search_loss": self.step.loss,
+            "search_limit": self.limit if self.limit < float("inf") else None,
+            "report": self.reported,
+            "tokens": self.tokens,
+            "path": [dataclasses.asdict(step) for step in self.path],
+        }
+
+
+def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step, last: None) -> Pruned:
+    """Search, or go on searching, and write the budgets; `show` gets each iteration and the last one possible."""
+    folder = find_model(job.model)
+    tokenizer = tokenizer_of(folder)
+    layers, context = read_config(folder).num_hidden_layers, job.procedure.context
+    if job.until.baseline is not None:
+        _check_baseline(find_model(job.until.baseline), folder)
+    batches, reported = _sets(job, tokenizer)
+    past = team.by_one(lambda: open_folder(job.out, _settings(job, folder)))
+    model = load_model(folder)
+    until = _with_baseline(job, batches, team)
+
+    budgets = past[-1].budgets if past else (context,) * layers
+    trials = Trials(model, batches, budgets, job.policy, team)
+    path = past or [first_step(trials)]
+    if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
+        raise SelattnError(
+            f"{job.out} says that the loss was {path[-1].loss:.6f}, and it is {trials.loss:.6f}: "
+            "the machine or the program has changed; search in another folder"
+        )
+    if not past:
+        _write(team, job.out, path[0])
+    until.check(path[0].loss, layers, context, job.procedure.smallest)
+    last = job.procedure.iterations(layers)
+    for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=path):
+        path = [*path, step]
+        _write(team, job.out, step)
+        show(step, last)
+        if chosen([path[0], step], until, context)[1]:
+            break
+    best = path[chosen(path, until, context)[0]]
+    found = _report(job, model, best, reported, team)
+    sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
+    pruned = Pruned(best, path, until.limit(path[0].loss), found, sizes)
+    if team.leads:
+        notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
+        Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
+    return pruned
+
+
+def _sets(job: Job, tokenizer: Any) -> tuple[list[Batch], list[Batch]]:
+    """The search set and the report set."""
+    context = job.procedure.context
+    rows = job.text.rows(tokenizer, context)
+    searched = make_batches(rows.take(job.rows), job.batch)
+    if searched[0].longest < context:
+        raise SelattnError(
+            f"the search set is shorter than one context: its longest sequence has {searched[0].longest} tokens, "
+            f"N is {context}; give longer documents, more --rows, or a smaller --context"
+        )
+    if job.report is None:
+        return searched, make_batches(rows.take(job.report_rows, skip=job.rows), job.batch)
+    return searched, make_batches(job.report.rows(tokenizer, context).take(job.report_rows), job.batch)
+
+
+def _settings(job: Job, folder: Path) -> dict[str, Any]:
+    """What decides the path."""
+    return {
+        "weights": fingerprint(folder),
+        "text": dataclasses.asdict(job.text),
+        "rows": job.rows,
+        "batch": job.batch,
+        "policy": job.policy,
+        **dataclasses.asdict(job.procedure),
+    }
+
+
+def _check_baseline(baseline: Path, folder: Path) -> None:
+    """Losses can be compared only over the same tokens."""
+    theirs, ours = tokenizer_of(baseline), tokenizer_of(folder)
+    if theirs.fingerprint != ours.fingerprint:
+        raise SelattnError(
+            f"the baseline {baseline} has another vocabulary ({theirs.vocab_size} tokens) than {folder} "
+            f"({ours.vocab_size}): their losses cannot be compared"
+        )
+
+
+def _with_baseline(job: Job, batches: Sequence[Batch], team: Team) -> Until:
+    """The threshold, with the loss of the baseline on the search set in it."""
+    if job.until.baseline is None:
+        return job.until
+    loss = log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
+    return dataclasses.replace(job.until, loss=min(loss, job.until.loss))
+
+
+def _report(
+    job: Job, model: SelectiveForCausalLM, best: Step, batches: Sequence[Batch], team: Team
+) -> dict[str, float]:
+    """Losses on rows that the search has not seen."""
+    found = {
+        "unpruned": log_perplexity(model, batches, policy="none", team=team),
+        "pruned": log_perplexity(model, batches, Budgets(best.budgets), job.policy, team),
+    }
+    if job.until.baseline is not None:
+        found["baseline"] = log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
+    return found
+
+
+def _write(team: Team, out: Path, step: Step) -> None:
+    if team.leads:
+        append(out, step)

@@ -1,0 +1,37 @@
+"""Figures in one style, written whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+
+# Okabe and Ito's colours, which those who do not see red or green can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+
+
+def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.0, height: float = 4.2) -> Path:
+    """Let `draw` draw on a new figure and save it; the format is what the name ends with."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = Path(path)
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        if path.suffix.lstrip(".") not in canvas.get_supported_filetypes():
+            raise SelattnError(f"cannot draw {path}: its name must end with .png, .svg or .pdf")
+        draw(figure)
+        half = path.with_name(f"{path.stem}.part{path.suffix}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(half, dpi=160)
+            half.replace(path)
+        except OSError as error:
+            raise SelattnError(f"cannot write {path}: {error.strerror}") from None
+        finally:
+            half.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,38 @@
+"""The figure of a search: the loss and the budgets along its path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from selattn.prune import Step
+from selattn.report.figure import COLOURS, save_figure
+
+
+def draw_path(path: str | Path, steps: Sequence[Step], best: Step, limit: float = math.inf, title: str = "") -> Path:
+    """Loss against the memory factor, and below it K_l of each layer; the chosen budgets are marked."""
+
+    def draw(figure: Any) -> None:
+        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+        factors = [step.factor for step in steps]
+        top.plot(factors, [step.loss for step in steps], color=COLOURS[0])
+        top.plot([best.factor], [best.loss], "o", color=COLOURS[1], label=f"chosen: {best.factor:.1f} times less")
+        if limit < math.inf:
+            top.axhline(limit, color="0.5", linestyle=":", label=f"threshold {limit:.4f}")
+        top.set_ylabel("loss on the search set")
+        top.legend(frameon=False)
+        top.set_title(title, loc="left", fontsize=9)
+        for layer in range(len(steps[0].budgets)):
+            shade = COLOURS[layer % len(COLOURS)] if len(best.budgets) <= len(COLOURS) else None
+            bottom.step(factors, [step.budgets[layer] for step in steps], where="post", color=shade, label=str(layer))
+        bottom.set_ylabel("K of each layer")
+        bottom.set_xlabel("memory factor, layers · N / sum of K")
+        bottom.set_xscale("log", base=2)
+        bottom.xaxis.set_major_formatter("{x:g}")
+        bottom.axvline(best.factor, color=COLOURS[1], linewidth=0.8)
+        if len(best.budgets) <= len(COLOURS):
+            bottom.legend(frameon=False, title="layer", ncols=2, fontsize=7)
+
+    return save_figure(path, draw, height=5.2)
