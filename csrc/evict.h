@@ -24,7 +24,7 @@ static REAL NAME(badness)(int policy, long e, long kept_after, long budget, long
     }
 }
 
-int NAME(selattn_evict)(int policy, long B, long H, long G, long P, long S, long n, long M, long budget, int shift,
+extern "C" int NAME(selattn_evict)(int policy, long B, long H, long G, long P, long S, long n, long M, long budget, int shift,
                         const REAL *logits /* [B,H,n,M], -inf where invisible; may be null */,
                         const REAL *selected /* [B,S,n,M] S as if nothing had left; may be null */,
                         const int64_t *selecting /* [S] the order that each selecting head follows */,
@@ -32,8 +32,8 @@ int NAME(selattn_evict)(int policy, long B, long H, long G, long P, long S, long
                         REAL *state /* [B,S,M] */, REAL *score /* [B,P,M] */,
                         REAL *history /* [n,B,P,M] scores after each row; may be null */) {
     const long first_row = M - n;
-    long *kept = malloc(sizeof(long) * (size_t)P * M), *count = malloc(sizeof(long) * P);
-    REAL *weights = malloc(sizeof(REAL) * M);
+    long *kept = (long *)malloc(sizeof(long) * (size_t)P * M), *count = (long *)malloc(sizeof(long) * P);
+    REAL *weights = (REAL *)malloc(sizeof(REAL) * M);
     if (!kept || !count || !weights) {
         free(kept), free(count), free(weights);
         return 1;
@@ -91,7 +91,7 @@ int NAME(selattn_evict)(int policy, long B, long H, long G, long P, long S, long
                             if (x > top) top = x;
                         }
                         if (top == -INFINITY) continue;
-                        for (long c = 0; c < count[p]; c++) total += weights[c] = (REAL)exp(weights[c] - top);
+                        for (long c = 0; c < count[p]; c++) total += weights[c] = std::exp(weights[c] - top);
                         const REAL share = P == 1 ? (REAL)1 / H : (REAL)G / H;
                         for (long c = 0; c < count[p]; c++) score[(b * P + p) * M + list[c]] += share * weights[c] / total;
                     }

@@ -1,21 +1,40 @@
-"""The compiled library: plain C, built when the package is installed, loaded by ctypes."""
+"""The compiled library: plain C++, built when the package is installed, loaded by ctypes."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib.util
 
+import torch  # noqa: F401  first, so that the library shares torch's OpenMP and its threads
 
-@functools.cache
+
+def load(name: str = "selattn._native") -> ctypes.CDLL | None:
+    """The library, or None where it was not built."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.origin:
+        return None
+    found = ctypes.CDLL(spec.origin)
+    found.selattn_target.restype = ctypes.c_char_p
+    return found
+
+
+# Plain globals, set once: a compiled graph reads them.
+_LIBRARY = load()
+_MISSING = None
+if _LIBRARY is None:
+    _MISSING = "it was not built: install a C++ compiler (g++), then run `pip install -e .` again"
+
+
 def library() -> ctypes.CDLL | None:
     """The library, or None where it was not built."""
-    spec = importlib.util.find_spec("selattn._native")
-    return ctypes.CDLL(spec.origin) if spec is not None and spec.origin else None
+    return _LIBRARY
 
 
 def unavailable() -> str | None:
     """Why the library cannot be used; None if it can."""
-    if library() is None:
-        return "it was not built: install a C compiler (gcc or clang), then run `pip install -e .` again"
-    return None
+    return _MISSING
+
+
+def target() -> str | None:
+    """The instruction set that it uses here: avx512, avx2 or plain; None where it was not built."""
+    return None if _LIBRARY is None else _LIBRARY.selattn_target().decode()

@@ -45,6 +45,8 @@ def selective_attention(
     return_memory: bool = False,
     return_state: bool = False,
     return_weights: bool = False,
+    return_living: bool = False,
+    tolerance: float = 2.0**-24,
     backend: str = "auto",
 ) -> Any:
     """Selective attention: softmax(scale Q K^T - F) V with F[i, j] = sum over j < k < i of relu(head 0's logit[k, j]).
@@ -81,6 +83,9 @@ def selective_attention(
         return_memory: return M_i, [B, S, N].
         return_state: return the state after these queries, [B, S, M].
         return_weights: return the attention weights, [B, H, N, M].
+        return_living: return the share of the visible pairs that was computed, [B].
+        tolerance: the attention mass that a row may lose to columns that are left out because they are forgotten for
+            good. The default is below fp32's rounding; 0 leaves nothing out. Only the backend "cpu" leaves any out.
         backend: "auto", or a name from `selattn.ops.backends()`.
 
     Returns:
@@ -95,6 +100,7 @@ def selective_attention(
     )
     checks.selection(query, key, selection, selection_query, selection_key)
     checks.positive("tau", tau)
+    checks.tolerance(tolerance)
     request = request._replace(
         selection=selection,
         selection_query=selection_query,
@@ -105,6 +111,8 @@ def selective_attention(
         return_memory=return_memory,
         return_state=return_state,
         return_weights=return_weights,
+        return_living=return_living,
+        tolerance=tolerance,
     )
     request = request._replace(state=_state(request, state))
     return _run(request, backend)
@@ -221,5 +229,6 @@ def _run(request: Request, backend: str) -> Any:
             result = dispatch.attend(request, backend)
     else:
         result = dispatch.attend(request, backend)
-    asked = request.return_f or request.return_memory or request.return_state or request.return_weights
+    r = request
+    asked = r.return_f or r.return_memory or r.return_state or r.return_weights or r.return_living
     return result if asked else result.output

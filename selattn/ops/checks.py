@@ -72,6 +72,12 @@ def positive(name: str, value: float) -> None:
         raise error(f"{name} must be above 0, not {value}")
 
 
+def tolerance(value: float) -> None:
+    """A share of attention."""
+    if not 0.0 <= value < 1.0:
+        raise error(f"tolerance must be at least 0 and below 1, not {value}")
+
+
 def attn_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """The mask with four dimensions; bool or floating point, and broadcastable to [B, H, N, M]."""
     if mask.dtype != torch.bool and not mask.is_floating_point():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import difflib
 from types import ModuleType
 
+import torch
+
 from selattn.errors import SelattnError
-from selattn.ops import chunked, reference, sdpa
+from selattn.ops import chunked, cpu, reference, sdpa
 from selattn.ops.request import Attention, Request
 
-BACKENDS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "chunked": chunked}
+BACKENDS: dict[str, ModuleType] = {"reference": reference, "sdpa": sdpa, "chunked": chunked, "cpu": cpu}
 
 
 def backends() -> dict[str, str | None]:
@@ -30,6 +32,8 @@ def attend(request: Request, backend: str) -> Attention:
         can = [n for n, m in BACKENDS.items() if not (m.unavailable() or m.refusal(request))]
         raise SelattnError(f"backend {name!r} cannot do this: {reason}; use {' or '.join(can)}, or auto")
     result: Attention = module.attend(request)
+    if request.return_living and result.living is None:  # a backend that leaves nothing out
+        result = result._replace(living=request.query.new_ones(request.query.shape[0], dtype=torch.float64))
     return result
 
 
@@ -38,8 +42,11 @@ def choose(request: Request) -> str:
 
     The attention weights are wanted: `reference`, the only one that has them.
     Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
-    Everything else: `chunked`, the fastest for F at every length that was measured, and linear in memory.
+    Everything that it can do: `cpu`, the compiled kernel, the fastest at every length that was measured.
+    Everything else: `chunked`, linear in memory too.
     """
     if request.return_weights:
         return "reference"
-    return "sdpa" if sdpa.plain_causal(request) and sdpa.refusal(request) is None else "chunked"
+    if sdpa.plain_causal(request) and sdpa.refusal(request) is None:
+        return "sdpa"
+    return "cpu" if (cpu.unavailable() or cpu.refusal(request)) is None else "chunked"

@@ -38,11 +38,13 @@ class Request(NamedTuple):
     strength: Tensor | None = None  # 0-d; None is 1
     state: Tensor | None = None  # [B, S, M] what earlier queries selected; None is 0
     tau: float = 1.0
+    tolerance: float = 2.0**-24  # of attention mass that a row may lose to columns that are left out
     # What is wanted beside the output.
     return_f: bool = False
     return_memory: bool = False
     return_state: bool = False
     return_weights: bool = False
+    return_living: bool = False
 
     @property
     def offset(self) -> int:
@@ -72,6 +74,7 @@ class Attention(NamedTuple):
         memory: [B, S, N] the paper's M_i of each row.
         state: [B, S, M] what all queries so far have selected, from which a later call continues.
         weights: [B, H, N, M] the attention weights, before dropout.
+        living: [B] the share of the visible pairs that was computed; below 1 where dead columns were left out.
     """
 
     output: Tensor
@@ -79,3 +82,4 @@ class Attention(NamedTuple):
     memory: Tensor | None = None
     state: Tensor | None = None
     weights: Tensor | None = None
+    living: Tensor | None = None

@@ -94,6 +94,15 @@ class Sequences:
         return cls(_starts(changes, mask))
 
 
+def visible_pairs(start: Tensor | None, window: int | None, queries: tuple[int, ...], keys: int) -> Tensor:
+    """[B] pairs of a query and a key that it sees; the queries [B, H, N, ..] are the last N of the keys."""
+    row = torch.arange(keys - queries[2], keys, device=None if start is None else start.device)
+    low = torch.zeros_like(row)[None] if start is None else start[:, keys - queries[2] :]
+    if window is not None:
+        low = low.maximum(row - window + 1)
+    return (row + 1 - low).clamp(min=0).sum(-1).expand(queries[0])
+
+
 def _starts(changes: Tensor, mask: Tensor | None) -> Tensor:
     """The first real index of each token's run (a run begins at each true of `changes`), M for padding."""
     index = torch.arange(changes.shape[-1], device=changes.device).expand(changes.shape)

@@ -1,8 +1,9 @@
-/* The eviction order of a pruned cache, for a strip of queries at once. Plain C, no torch headers; called by ctypes. */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+/* The eviction order of a pruned cache, for a strip of queries at once. Plain C++ without torch's headers;
+ * called by ctypes. */
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 
 enum { POLICY_SELECTIVE, POLICY_H2O, POLICY_TOVA, POLICY_SINKS, POLICY_WINDOW };
 enum { SINKS = 4 };

@@ -1,0 +1,89 @@
+/* Selective attention on the CPU. Plain C++ without torch's headers; called by ctypes, see problem.h.
+ *
+ * The same source is compiled for each instruction set; which one runs is chosen when the library is first called.
+ */
+#include "problem.h"
+
+#include <omp.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#define INLINE static inline __attribute__((always_inline))
+
+static constexpr int64_t CHUNK = 192, MAX_SIZE = 1024; /* keys that are served together; the largest head size */
+
+#include "work.h"
+
+#if defined(__x86_64__)
+#define TARGET_NAME avx512
+#define VECTOR_BYTES 64
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,avx2,fma")
+#include "target.h"
+#pragma GCC pop_options
+#undef TARGET_NAME
+#undef VECTOR_BYTES
+
+#define TARGET_NAME avx2
+#define VECTOR_BYTES 32
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#include "target.h"
+#pragma GCC pop_options
+#undef TARGET_NAME
+#undef VECTOR_BYTES
+#endif
+
+#define TARGET_NAME plain /* 16 bytes: SSE2 on x86, NEON on ARM, plain C++ elsewhere */
+#define VECTOR_BYTES 16
+#include "target.h"
+
+struct Target {
+    const char *name;
+    int (*forward)(const Problem &);
+    int (*backward)(const Problem &);
+};
+
+static const Target TARGETS[] = {
+#if defined(__x86_64__)
+    {"avx512", avx512::run_forward, avx512::run_backward},
+    {"avx2", avx2::run_forward, avx2::run_backward},
+#endif
+    {"plain", plain::run_forward, plain::run_backward},
+};
+
+static bool supported(const Target &target) {
+#if defined(__x86_64__)
+    if (!std::strcmp(target.name, "avx512"))
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq");
+    if (!std::strcmp(target.name, "avx2")) return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return target.name != nullptr;
+}
+
+/* SELATTN_TARGET names one, for tests and for doubts; else the best that the machine has. */
+static const Target &chosen() {
+    static const Target &found = []() -> const Target & {
+        const char *wanted = std::getenv("SELATTN_TARGET");
+        for (const Target &target : TARGETS)
+            if (supported(target) && (!wanted || !std::strcmp(wanted, target.name))) return target;
+        return TARGETS[sizeof TARGETS / sizeof *TARGETS - 1];
+    }();
+    return found;
+}
+
+extern "C" {
+const char *selattn_target() { return chosen().name; }
+int64_t selattn_block() { return BLOCK; }
+int64_t selattn_largest_size() { return MAX_SIZE; }
+int selattn_forward(const Problem *p) { return chosen().forward(*p); }
+int selattn_backward(const Problem *p) { return chosen().backward(*p); }
+}

@@ -1,0 +1,158 @@
+/* A block of queries: which rows it has, what they see, which keys are alive for it, and its F. */
+
+template <class T> constexpr T MASKED = -std::numeric_limits<T>::infinity();
+template <class T> constexpr T LOG2E = (T)1.4426950408889634074;
+
+/* What the rows of a block see: key j if low[i] <= j <= row[i] (and row[i] < until[j]). */
+template <class T> struct Lanes {
+    T low[BLOCK], row[BLOCK];
+    T panel_low_max[BLOCK], panel_row_min[BLOCK], panel_row_max[BLOCK], panel_low_min[BLOCK];
+    int64_t first_row, count; /* of queries */
+    int64_t first_key, end_key; /* keys that some row sees: first_key <= j < end_key */
+};
+
+template <class T> void look(const Problem &p, int64_t b, int64_t block, Lanes<T> &lanes) {
+    constexpr int W = PANEL<T>;
+    const T never = std::numeric_limits<T>::max();
+    const int64_t offset = p.M - p.N;
+    lanes.first_row = block * BLOCK;
+    lanes.count = std::min<int64_t>(BLOCK, p.N - lanes.first_row);
+    lanes.first_key = p.M, lanes.end_key = offset + lanes.first_row + lanes.count;
+    for (int64_t i = 0; i < BLOCK; i++) {
+        const int64_t row = offset + lanes.first_row + i;
+        int64_t low = p.start && i < lanes.count ? p.start[b * p.M + row] : 0;
+        if (p.window) low = std::max(low, row - p.window + 1);
+        const bool real = i < lanes.count && low <= row;
+        lanes.row[i] = (T)row, lanes.low[i] = real ? (T)low : never;
+        if (real) lanes.first_key = std::min(lanes.first_key, low);
+    }
+    for (int panel = 0; panel < PANELS<T>; panel++) {
+        const T *low = lanes.low + panel * W, *row = lanes.row + panel * W;
+        lanes.panel_low_max[panel] = *std::max_element(low, low + W), lanes.panel_low_min[panel] = *std::min_element(low, low + W);
+        lanes.panel_row_min[panel] = row[0], lanes.panel_row_max[panel] = row[W - 1];
+    }
+}
+
+/* Keys of one chunk, ascending, and what is known of them. Room for the rounding up to whole groups. */
+template <class T> struct Chunk {
+    int32_t key[CHUNK + GROUP];
+    T index[CHUNK + GROUP], until[CHUNK + GROUP], selects[CHUNK + GROUP]; /* selects: strength, or 0 for a protected key */
+    int64_t count, rounded;
+    bool evicts; /* some row of the block sees one of the keys no longer */
+};
+
+template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T> &lanes, Chunk<T> &c) {
+    c.rounded = (c.count + GROUP - 1) / GROUP * GROUP;
+    c.evicts = false;
+    const T last_row = lanes.row[lanes.count - 1];
+    for (int64_t i = 0; i < c.rounded; i++) {
+        const bool real = i < c.count;
+        const int64_t j = real ? c.key[i] : 0;
+        c.index[i] = real ? (T)j : std::numeric_limits<T>::max(); /* no row sees a key beyond all */
+        c.until[i] = real && p.until ? (T)p.until[b * p.M + j] : std::numeric_limits<T>::max();
+        c.evicts = c.evicts || c.until[i] <= last_row;
+        const bool first = p.start ? p.start[b * p.M + j] == j : j == 0;
+        c.selects[i] = p.protect_first && first ? 0 : (T)p.strength;
+    }
+}
+
+/* The groups of a chunk that a panel sees: begin <= i < end, multiples of ROWS. */
+struct Range {
+    int64_t begin, end;
+};
+template <class T> Range seen_by(const Lanes<T> &lanes, const Chunk<T> &c, int panel) {
+    const T *from = std::lower_bound(c.index, c.index + c.count, lanes.panel_low_min[panel]);
+    const T *to = std::upper_bound(from, c.index + c.count, lanes.panel_row_max[panel]);
+    if (from == to) return {0, 0};
+    return {(from - c.index) / ROWS * ROWS, (to - c.index + ROWS - 1) / ROWS * ROWS};
+}
+
+/* Whether every row of the panel sees all the ROWS keys from i on, and none of them is its own. */
+template <class T> INLINE bool sees_all(const Lanes<T> &lanes, const Chunk<T> &c, int panel, int64_t i) {
+    return !c.evicts && c.index[i] >= lanes.panel_low_max[panel] && c.index[i + ROWS - 1] < lanes.panel_row_min[panel];
+}
+
+/* Lanes that see key i of the chunk. */
+template <class T> INLINE Ints<T> sees(const Lanes<T> &lanes, const Chunk<T> &c, int64_t lane, int64_t i) {
+    const Vector<T> low = load(lanes.low + lane), row = load(lanes.row + lane), key = splat(c.index[i]);
+    return (low <= key) & (key <= row) & (row < splat(c.until[i]));
+}
+
+/* A logit in base 2, from the product with queries that were packed with scale * log2(e). */
+template <class T> INLINE Vector<T> capped(Vector<T> x, T cap) {
+    /* cap * tanh(x / cap), in base 2: tanh(y) = 1 - 2 / (1 + e^2y) with the sign taken out, so that e^-2|y| <= 1 */
+    const Vector<T> size = x < 0 ? -x : x;
+    const Vector<T> e = exp2_of(size * (-2 * LOG2E<T> / cap));
+    const Vector<T> y = cap * ((1 - e) / (1 + e));
+    return x < 0 ? -y : y;
+}
+
+/* Numbers of one panel of a tile. */
+template <class T> constexpr int64_t TILE = (CHUNK + 1) * PANEL<T>;
+
+/* What selection keeps of a block and chunk while the heads go over it; all are tiles [panel][CHUNK + 1][PANEL]. */
+template <class T> struct Selected {
+    T *logit; /* of the selecting head, base 2, before F and masks */
+    T *f;     /* base 2; one number more than the tile, see below */
+};
+
+/* F of the block's rows for the keys of a chunk: f[i] = state + sum over earlier rows of S, S = strength * relu(logit).
+ * `state` [M] is F at the first row of the block and becomes that of the next block, unless it is null. */
+template <class T>
+void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Gathered<T> &k, const T *queries, int64_t padded,
+            const T *begin, T *end, T *memory, const Selected<T> &to) {
+    constexpr int L = LANES<T>, W = PANEL<T>;
+    const T cap = (T)p.softcap * LOG2E<T>, tau = (T)p.tau * LOG2E<T>;
+    for (int64_t i = 0; i < c.rounded; i += ROWS) {
+        T carry[ROWS];
+        for (int r = 0; r < ROWS; r++) carry[r] = i + r < c.count ? begin[c.key[i + r]] : 0;
+        for (int panel = 0; panel < PANELS<T>; panel++) {
+            T *logit = to.logit + panel * TILE<T> + i * W, *f = to.f + panel * TILE<T> + i * W;
+            /* Keys after all of the panel's rows, or a panel of padding. */
+            if (c.index[i] > lanes.panel_row_max[panel] || lanes.panel_low_min[panel] > c.index[i + ROWS - 1]) continue;
+            Vector<T> sum[ROWS][3];
+            times_rows(k.data + i * k.row, k.row, queries + panel * padded * W, p.D, sum);
+            const bool all = sees_all(lanes, c, panel, i);
+            for (int r = 0; r < ROWS; r++) {
+                Vector<T> before = splat(carry[r]);
+                T *row = f + r * W;
+                if (p.shift) row[0] = carry[r];
+                for (int v = 0; v < 3; v++) {
+                    const int64_t lane = panel * W + v * L;
+                    Vector<T> x = sum[r][v];
+                    if (p.softcap) x = capped<T>(x, cap);
+                    store(logit + r * W + v * L, x);
+                    Vector<T> s = p.relu ? larger<T>(x, Vector<T>{}) : x;
+                    s *= c.selects[i + r];
+                    if (!all) {
+                        Ints<T> may = sees(lanes, c, lane, i + r);
+                        if (p.protect_self) may &= load(lanes.row + lane) != splat(c.index[i + r]);
+                        s = may ? s : Vector<T>{};
+                    }
+                    s = running_sum<T>(s) + before;
+                    /* The row before: one number further on. What that writes into the next key's row is overwritten. */
+                    store(row + v * L + (p.shift ? 1 : 0), s);
+                    before = splat(s[L - 1]);
+                }
+                carry[r] = before[0];
+            }
+        }
+        if (end)
+            for (int r = 0; r < ROWS; r++)
+                if (i + r < c.count) end[c.key[i + r]] = carry[r];
+    }
+    if (!memory) return;
+    for (int panel = 0; panel < PANELS<T>; panel++) {
+        const Range seen = seen_by(lanes, c, panel);
+        for (int v = 0; v < 3; v++) {
+            const int64_t lane = panel * W + v * L;
+            Vector<T> total = load(memory + lane);
+            for (int64_t i = seen.begin; i < seen.end; i++) {
+                const Vector<T> f = load(to.f + panel * TILE<T> + i * W + v * L);
+                const Vector<T> kept = 1 - (f < splat(tau) ? f : splat(tau)) / tau;
+                total += sees(lanes, c, lane, i) ? kept : Vector<T>{};
+            }
+            store(memory + lane, total);
+        }
+    }
+}
