@@ -21,6 +21,9 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
         "--separator", default="blank", help="between documents of .txt: blank, line, file, article, or such a line"
     )
     parser.add_argument("--validation", type=float, default=0.02, metavar="F", help="held out (default: 0.02)")
+    parser.add_argument(
+        "--no-eos", action="store_true", help="documents do not end with </s>: as the model was trained"
+    )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="rows at a time (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the rows (default: 0)")
 
@@ -31,4 +34,4 @@ def text_of(args: argparse.Namespace, source: str, long: bool = False) -> Text:
     from selattn.evaluate.text import Text
 
     reading = Reading(args.column, args.separator, args.validation)
-    return Text(source, args.split, args.layout, long, args.seed, reading)
+    return Text(source, args.split, args.layout, long, args.seed, not args.no_eos, reading)

@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from selattn import __version__
-from selattn.cli import data, demo, generate, info, prune, study, train, zoo
+from selattn.cli import convert, data, demo, eval, generate, info, prune, study, train, zoo
 from selattn.errors import SelattnError
 
 COMMANDS = {
+    "convert": convert,
     "data": data,
     "demo": demo,
+    "eval": eval,
     "generate": generate,
     "info": info,
     "prune": prune,

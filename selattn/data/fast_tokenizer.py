@@ -1,8 +1,8 @@
-"""A SentencePiece unigram model as a tokenizer of transformers, which generation and lm-eval ask for.
+"""A SentencePiece model (unigram or BPE) as a tokenizer of transformers, which generation and lm-eval ask for.
 
 `AutoTokenizer.from_pretrained` reads it back without code of ours. The tokens are those of SentencePiece but for near
-ties: SentencePiece adds the scores of a whole document in single precision, so the rounding of a long one can decide
-between two ways to split a word, where this one adds in double precision.
+ties of a unigram model: SentencePiece adds the scores of a whole document in single precision, so the rounding of a
+long one can decide between two ways to split a word, where this one adds in double precision.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 
-_UNIGRAM = 1
+_UNIGRAM, _BPE = 1, 2
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # types of pieces that SentencePiece does not look for in a text
 _BLANK = "▁"  # how SentencePiece writes a blank
 
@@ -27,11 +27,9 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """Convert; a text gets <BOS> in front, as every row in training has, and no <EOS>."""
     model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
     model.ParseFromString(tokenizer.model_bytes())
-    if model.trainer_spec.model_type != _UNIGRAM:
-        raise SelattnError(f"{tokenizer.path} is not a unigram model: only those can be used with transformers")
-    pieces = [(piece.piece, piece.score) for piece in model.pieces]
-    fallback = model.trainer_spec.byte_fallback
-    backend = Backend(models.Unigram(pieces, unk_id=model.trainer_spec.unk_id, byte_fallback=fallback))
+    if model.trainer_spec.model_type not in (_UNIGRAM, _BPE):
+        raise SelattnError(f"{tokenizer.path} is neither unigram nor BPE: only those can be used with transformers")
+    backend = Backend(_unigram(model) if model.trainer_spec.model_type == _UNIGRAM else _bpe(model))
     backend.normalizer = normalizers.Sequence(_normalizers(model.normalizer_spec))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_never_text(model)), "isolated")
     steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -54,6 +52,24 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
         split_special_tokens=True,  # a text that says "<s>" (HTML does) is text, as for SentencePiece
         clean_up_tokenization_spaces=False,
     )
+
+
+def _unigram(model: Any) -> models.Unigram:
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    return models.Unigram(pieces, unk_id=model.trainer_spec.unk_id, byte_fallback=model.trainer_spec.byte_fallback)
+
+
+def _bpe(model: Any) -> models.BPE:
+    """SentencePiece joins the pair whose piece scores highest; here pairs are ranked, so in the order of the scores."""
+    ids = {piece.piece: number for number, piece in enumerate(model.pieces)}
+    pairs = []
+    for piece in model.pieces:
+        if piece.type not in (_UNKNOWN, _CONTROL, _BYTE):
+            cuts = ((piece.piece[:cut], piece.piece[cut:]) for cut in range(1, len(piece.piece)))
+            pairs += [(-piece.score, ids[a], ids[b], a, b) for a, b in cuts if a in ids and b in ids]
+    merges = [(a, b) for *_, a, b in sorted(pairs)]
+    unknown = model.pieces[model.trainer_spec.unk_id].piece
+    return models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.trainer_spec.byte_fallback)
 
 
 def _never_text(model: Any) -> str:

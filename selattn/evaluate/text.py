@@ -26,6 +26,7 @@ class Text:
         layout: "documents", one in each row as in the paper, or "packed".
         long: only documents that fill 90% of the context.
         seed: of the order of the rows.
+        eos: whether documents end with </s>, as those of `selattn train` do.
         reading: how the source is read.
     """
 
@@ -34,13 +35,14 @@ class Text:
     layout: str = "documents"
     long: bool = False
     seed: int = 0
+    eos: bool = True
     reading: Reading = field(default_factory=Reading)
 
     def rows(self, tokenizer: Tokenizer, context: int, progress: bool = False) -> TextRows:
         """The rows of N tokens."""
         if self.layout not in LAYOUTS:
             raise SelattnError(f"unknown layout {self.layout!r}: choose {' or '.join(LAYOUTS)}")
-        store = store_for(self.source, tokenizer, self.split, self.reading, progress=progress)
+        store = store_for(self.source, tokenizer, self.split, self.reading, self.eos, progress=progress)
         if self.layout == "packed":
             if self.long:
                 raise SelattnError("packed rows are all full: long examples are a matter of the layout 'documents'")

@@ -45,6 +45,7 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
 _FOREIGN = {
     *("model_type", "name_or_path", "_name_or_path", "attn_implementation", "experts_implementation", "torch_dtype"),
     *("output_attentions", "num_labels", "auto_map", "quantization_config", "_commit_hash", "per_layer_config"),
+    "gguf_file",  # lm-eval's
     *("_attn_implementation_internal", "_experts_implementation_internal", "tokenizer_class", "task_specific_params"),
 }
 

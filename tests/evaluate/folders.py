@@ -10,29 +10,6 @@ from tests.models.tiny import tiny
 
 SENTENCE = "the cat sat on a mat and then saw one dog run far from home while rain fell over old stone walls"
 WORDS = SENTENCE.split(" ")
-    "the",
-    "cat",
-    "sat",
-    "on",
-    "a",
-    "mat",
-    "and",
-    "then",
-    "saw",
-    "one",
-    "dog",
-    "run",
-    "far",
-    "from",
-    "home",
-    "while",
-    "rain",
-    "fell",
-    "over",
-    "old",
-    "stone",
-    "walls",
-]
 
 
 def text(documents=40, words=60, seed=0):

@@ -1,0 +1,66 @@
+"""`selattn convert`: a checkpoint of another program as a model folder that every command takes.
+
+So far these are checkpoints of llama2.c: a folder with one model `.bin` and its tokenizer `tok*.bin`.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("convert", help="take over a llama2.c checkpoint", description=__doc__)
+    parser.add_argument("source", type=Path, metavar="FOLDER", help="with the checkpoint and its tok*.bin")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the model folder to make")
+    parser.add_argument(
+        "--attention", default="standard", help="kind of attention (default: standard, what was trained)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert."""
+    checkpoint, pieces = find_files(args.source)
+    if args.out.exists():
+        raise SelattnError(f"{args.out} exists already: delete it, or choose another folder")
+
+    from transformers.utils import logging
+
+    from selattn.data import Tokenizer
+    from selattn.data.folders import make_folder
+    from selattn.data.llama2c import sentencepiece_from_llama2c
+    from selattn.data.tokenizer import MODEL_FILE
+    from selattn.models import from_llama2c
+
+    logging.disable_progress_bar()
+    tokens = sentencepiece_from_llama2c(pieces)
+
+    def fill(part: Path) -> None:
+        (part / MODEL_FILE).write_bytes(tokens)
+        tokenizer = Tokenizer(part)
+        model = from_llama2c(checkpoint, args.attention, pad_token_id=tokenizer.pad_id)
+        if model.config.vocab_size != tokenizer.vocab_size:
+            raise SelattnError(
+                f"{checkpoint.name} has {model.config.vocab_size} tokens and {pieces.name} {tokenizer.vocab_size}: "
+                "they do not belong together"
+            )
+        tokenizer.save_pretrained(part)
+        model.save_pretrained(part)
+
+    make_folder(args.out, fill)
+    print(f"{checkpoint} is now the model {args.out}")
+    return 0
+
+
+def find_files(folder: Path) -> tuple[Path, Path]:
+    """The checkpoint and the tokenizer."""
+    files = sorted(folder.glob("*.bin"))
+    tokens = [file for file in files if file.name.startswith("tok")]
+    models = [file for file in files if file not in tokens]
+    if len(tokens) != 1 or len(models) != 1:
+        raise SelattnError(
+            f"{folder} has {len(models)} model .bin and {len(tokens)} tok*.bin: a llama2.c checkpoint is one of each"
+        )
+    return models[0], tokens[0]

@@ -1,0 +1,140 @@
+"""The trade-off: log-perplexity against KV size, along a search, for budgets of one size, or for a model as it is.
+
+On the command line a curve is
+
+    MODEL@SEARCH          along the path of a search (its folder)
+    MODEL@sizes:POLICY    the same budget in every layer, for each of the sizes
+    MODEL                 one point: what its kinds of attention must hold
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from selattn.cache import Budgets, make_policy
+from selattn.errors import SelattnError
+from selattn.evaluate.batches import Batch
+from selattn.evaluate.kv_size import KVSize, kv_size
+from selattn.evaluate.losses import log_perplexity
+from selattn.evaluate.team import Team
+from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.models.zoo import find_model
+
+SIZES = "sizes"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of the figure.
+
+    Attributes:
+        name: as the user wrote it.
+        folder: of the model.
+        policy: who leaves; None for the model's own.
+        search: the folder of a search whose path is followed.
+        sizes: whether the budgets are the same in every layer.
+    """
+
+    name: str
+    folder: Path
+    policy: str | None = None
+    search: Path | None = None
+    sizes: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Curve:
+        """From the command line; NAME=... in front gives a name of one's own."""
+        label, equals, rest = text.partition("=")
+        name, text = (label, rest) if equals else (text, text)
+        model, at, how = text.rpartition("@")
+        if not at:
+            return cls(name, find_model(text))
+        what, _, policy = how.partition(":") if how.startswith(SIZES) else (how, "", "")
+        if policy:
+            make_policy(policy)
+        if what == SIZES:
+            return cls(name, find_model(model), policy or None, sizes=True)
+        path = Path(what).expanduser()
+        if not path.is_dir():
+            raise SelattnError(
+                f"{what} is not the folder of a search; for one budget in all layers write {SIZES}:POLICY"
+            )
+        return cls(name, find_model(model), None, search=path)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a curve.
+
+    Attributes:
+        size: what the layers hold and read.
+        losses: log-perplexity by the name of the text.
+        budgets: K_l; None for a model as it is.
+    """
+
+    size: KVSize
+    losses: dict[str, float]
+    budgets: tuple[int, ...] | None
+
+    def to_json(self) -> dict[str, object]:
+        """For the record."""
+        return {
+            "kv_size": self.size.mean,
+            "memory_factor": self.size.factor,
+            "held": list(self.size.held),
+            "read": list(self.size.read),
+            "budgets": None if self.budgets is None else list(self.budgets),
+            "loss": self.losses,
+        }
+
+
+def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tuple[int, ...]]:
+    """Of the budgets of a path those whose mean is nearest to each size, the largest first, each once."""
+
+    def distance(budgets: tuple[int, ...], size: float) -> float:
+        return abs(math.log(sum(budgets) / len(budgets) / size))
+
+    chosen = {min(paths, key=partial(distance, size=size)) for size in sizes}
+    return sorted(chosen, key=lambda k: -sum(k))
+
+
+def measure(
+    model: SelectiveForCausalLM,
+    texts: Mapping[str, Sequence[Batch]],
+    context: int,
+    choices: Sequence[Budgets | None],
+    policy: str | None,
+    team: Team,
+) -> list[Point]:
+    """A point for each of the budgets, on every text."""
+    config: SelectiveConfig = model.config
+    points = []
+    for budgets in choices:
+        losses = {name: log_perplexity(model, batches, budgets, policy, team) for name, batches in texts.items()}
+        each = None if budgets is None else budgets.for_layers(config.num_hidden_layers)
+        points.append(Point(kv_size(config, context, budgets, policy), losses, each))
+    return points
+
+
+def size_at(points: Sequence[Point], text: str, loss: float) -> float | None:
+    """The KV size at which a curve reaches a loss: between two points the logarithm of the size is interpolated.
+
+    Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
+    largest; the smallest size if it never does.
+    """
+    ordered = sorted(points, key=lambda point: -point.size.mean)
+    last: Point | None = None
+    for point in ordered:
+        if point.losses[text] > loss:
+            if last is None:
+                return None
+            high, low = last.losses[text], point.losses[text]
+            share = (loss - high) / (low - high)
+            return math.exp((1 - share) * math.log(last.size.mean) + share * math.log(point.size.mean))
+        last = point
+    assert last is not None
+    return last.size.mean

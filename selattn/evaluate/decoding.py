@@ -1,0 +1,53 @@
+"""Decoding measured: tokens per second, and the bytes that the cache holds at the end."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+from selattn.models import SelectiveForCausalLM
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a step and the cache cost once the context is nearly full.
+
+    Attributes:
+        tokens_per_second: of all sequences of the batch together.
+        cache_bytes: of all that the cache holds, with F and positions.
+        full_bytes: of keys and values in a cache that drops nothing.
+        batch: sequences at a time.
+        context: tokens at the end.
+    """
+
+    tokens_per_second: float
+    cache_bytes: int
+    full_bytes: int
+    batch: int
+    context: int
+
+
+def measure_decoding(
+    model: SelectiveForCausalLM, context: int, batch: int = 1, steps: int = 32, seed: int = 0
+) -> Decoding:
+    """Fill a cache with random tokens up to the last `steps`, then decode these one by one; the median step counts."""
+    steps = min(steps, context - 1)
+    ids = torch.randint(model.config.vocab_size, (batch, context), generator=torch.Generator().manual_seed(seed))
+    ids = ids.to(model.device)
+    cache, seconds = model.model.new_cache(), []
+    with torch.inference_mode():
+        model(ids[:, : context - steps], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for place in range(context - steps, context):
+            began = time.perf_counter()
+            model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+            _wait(model.device)
+            seconds.append(time.perf_counter() - began)
+    return Decoding(batch / statistics.median(seconds), cache.nbytes(), cache.full_nbytes(), batch, context)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,70 @@
+"""How many tokens each layer's cache must hold, and how many a query reads.
+
+    held   the most tokens, at any time within N, that a later query can still read
+    read   the most tokens that one query reads
+
+With a budget K both are at most K. A window of W needs W of both. A sparse pattern differs: the strided one of Child et
+al. reads few tokens, but every one of them is read again some stride later, so all have to be held. KV size means what
+is held: that is what takes memory. Records give both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from selattn.cache import Budgets, make_policy
+from selattn.models import SelectiveConfig
+from selattn.models.kinds import AttentionKind
+from selattn.ops.patterns import pattern_visible
+
+
+@dataclass(frozen=True)
+class KVSize:
+    """Tokens by layer.
+
+    Attributes:
+        context: N.
+        held: what each layer must hold.
+        read: what a query of each layer reads.
+    """
+
+    context: int
+    held: tuple[int, ...]
+    read: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Tokens held, a mean over the layers."""
+        return sum(self.held) / len(self.held)
+
+    @property
+    def factor(self) -> float:
+        """layers * N / tokens held: with budgets the paper's memory factor."""
+        return self.context / self.mean
+
+
+def kv_size(config: SelectiveConfig, context: int, budgets: Budgets | None = None, policy: str | None = None) -> KVSize:
+    """Of a model at a context of N tokens; budgets and policy as in its config unless others are given."""
+    budgets = budgets or config.budgets
+    layers = config.num_hidden_layers
+    limits: list[int] = [context] * layers
+    if budgets is not None and make_policy(policy or config.cache_policy).evicts:
+        limits = [min(k, context) for k in budgets.for_layers(layers)]
+    kinds = {kind: _unlimited(kind, context, config.num_attention_heads) for kind in config.kinds}
+    sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(config.kinds, limits, strict=True)]
+    return KVSize(context, tuple(held for held, _ in sizes), tuple(read for _, read in sizes))
+
+
+def _unlimited(kind: AttentionKind, context: int, heads: int) -> tuple[int, int]:
+    """Held and read, counted in the whole matrix of who sees whom."""
+    if kind.pattern is None:
+        size = min(kind.window or context, context)
+        return size, size
+    place = torch.arange(context)
+    seen = pattern_visible(kind.pattern, place[None, :, None], place[None, None, :], heads).any(1)[0]
+    seen = seen & (place[None, :] <= place[:, None])  # [N, N]
+    last = torch.where(seen, place[:, None], -1).amax(0)  # the last query that reads each token
+    held = ((place[None, :] <= place[:, None]) & (last[None, :] >= place[:, None])).sum(-1)
+    return int(held.max()), int(seen.sum(-1).max())

@@ -1,0 +1,136 @@
+"""Multiple choice through lm-eval: its tasks, prompts and metrics, from the hub or from local files.
+
+A pruned model is scored in its ordinary full forward, with the budgets of its config in force. lm-eval pads on the
+right and gives no mask; what comes after a token does not change what it sees, nor who leaves before it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+import logging
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from selattn.data.files import find_files
+from selattn.data.folders import cache_folder
+from selattn.errors import SelattnError
+from selattn.models import SelectiveForCausalLM
+
+# Our name for a task -> where lm-eval has it. Its own names are the same.
+TASKS = {
+    "arc_easy": "arc/arc_easy.yaml",
+    "arc_challenge": "arc/arc_challenge.yaml",
+    "hellaswag": "hellaswag/hellaswag.yaml",
+    "piqa": "piqa/piqa.yaml",
+    "commonsense_qa": "commonsense_qa/default.yaml",
+    "openbookqa": "openbookqa/openbookqa.yaml",
+}
+METRICS = ("acc", "acc_norm")
+
+
+def check_tasks(names: Sequence[str]) -> list[str]:
+    """The tasks that a user names, `all` for all of them; raises for an unknown one, and if there is no lm-eval."""
+    wanted = list(TASKS) if "all" in names else list(dict.fromkeys(names))
+    for name in wanted:
+        if name not in TASKS:
+            near = difflib.get_close_matches(name, TASKS, 1, 0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are all, {', '.join(TASKS)}"
+            raise SelattnError(f"unknown task {name!r}; {hint}")
+    if importlib.util.find_spec("lm_eval") is None:
+        raise SelattnError("multiple-choice tasks need lm-eval: pip install 'selattn[eval]'")
+    return wanted
+
+
+def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
+    """The file of each task in a folder, by the beginning of its name: `arc_easy_validation.jsonl`."""
+    files = find_files(folder)
+    found = {}
+    for name in names:
+        plain = name.replace("_", "")
+        fits = [file for file in files if re.sub(r"[^a-z0-9]", "", file.name.lower()).startswith(plain)]
+        if len(fits) != 1:
+            what = "no file" if not fits else f"{len(fits)} files"
+            raise SelattnError(f"{folder} has {what} whose name begins with {name}: there must be one for each task")
+        found[name] = fits[0]
+    return found
+
+
+def run_tasks(
+    model: SelectiveForCausalLM,
+    tokenizer: Any,
+    names: Sequence[str],
+    folder: Path | None = None,
+    limit: int | None = None,
+    batch: int = 16,
+    seed: int = 0,
+) -> dict[str, dict[str, float | int | None]]:
+    """Accuracy, length-normalised accuracy and their standard errors of each task, without examples in the prompt.
+
+    Args:
+        model: in evaluation mode; the budgets of its config are in force.
+        tokenizer: of transformers; if it puts <BOS> in front of a text, so does lm-eval.
+        names: of `TASKS`.
+        folder: local files in the hub's schema, one for each task; None for the hub and lm-eval's choice of the split.
+        limit: at most so many questions of each task.
+        batch: requests at a time.
+        seed: of lm-eval's random numbers, none of which matter here.
+    """
+    names = check_tasks(names)
+    local = None if folder is None else find_local(names, folder)
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    scorer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch)
+    with tempfile.TemporaryDirectory() as made:
+        _write_tasks(Path(made), names, local)
+        # Without lm-eval's own thousands of tasks, which take a minute to list.
+        manager = TaskManager(include_path=made, include_defaults=False)
+        try:
+            seeds = {f"{kind}_seed": seed for kind in ("random", "numpy_random", "torch_random", "fewshot_random")}
+            found = lm_eval.simple_evaluate(
+                scorer, tasks=list(names), task_manager=manager, limit=limit, log_samples=False, **seeds
+            )
+        except (OSError, ConnectionError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise SelattnError(f"the tasks cannot be read: {reason}; local files work offline: --data-dir") from error
+    assert found is not None
+    return {name: _numbers(found["results"][name], found["n-samples"][name]["effective"]) for name in names}
+
+
+def _write_tasks(folder: Path, names: Sequence[str], local: dict[str, Path] | None) -> None:
+    """A file for each task that includes lm-eval's own and changes where the questions come from."""
+    import lm_eval.tasks
+
+    home = Path(lm_eval.tasks.__file__).parent
+    metrics = [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in METRICS]
+    for name in names:
+        task: dict[str, Any] = {"include": str(home / TASKS[name]), "task": name, "metric_list": metrics}
+        if local is not None:
+            task |= {
+                "dataset_path": "json",
+                "dataset_name": None,
+                "dataset_kwargs": {
+                    "data_files": {"validation": str(local[name].resolve())},
+                    "cache_dir": str(cache_folder() / "questions"),
+                },
+                "training_split": None,
+                "validation_split": "validation",
+                "test_split": None,
+            }
+        (folder / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML, too
+
+
+def _numbers(result: dict[str, Any], count: int) -> dict[str, float | int | None]:
+    found: dict[str, float | int | None] = {"questions": count}
+    for metric in METRICS:
+        found[metric] = float(result[f"{metric},none"])
+        error = result[f"{metric}_stderr,none"]
+        found[f"{metric}_stderr"] = float(error) if isinstance(error, float) else None  # of a single question: none
+    return found

@@ -1,0 +1,133 @@
+"""`selattn eval`: models side by side, a record, the trade-off, and one line for each thing that can be wrong."""
+
+import json
+
+import pytest
+
+from selattn.cache import Budgets
+from selattn.cli.main import main
+from selattn.data import Reading
+from selattn.evaluate import log_perplexity, make_batches
+from selattn.evaluate.subjects import Subject, tokenizer_of
+from selattn.evaluate.text import Text
+from tests.evaluate import questions
+from tests.evaluate.folders import model_folder, text_file
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    path = tmp_path_factory.mktemp("eval")
+    model_folder(path / "model", max_position_embeddings=64)
+    model_folder(path / "local", max_position_embeddings=64, attention=["local:8", "standard"], seed=1)
+    model_folder(path / "other", size=290)
+    text_file(path / "text.txt", documents=30)
+    questions.write(path / "questions")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(here, monkeypatch):
+    monkeypatch.setenv("SELATTN_CACHE", str(here / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(here)
+
+
+def loss(model, rows=6, skip=0, text="text.txt"):
+    subject = Subject.parse(model)
+    source = Text(text, reading=Reading(validation=0.9))
+    chosen = source.rows(tokenizer_of(subject.folder), 64).take(rows, skip)
+    return log_perplexity(subject.load(), make_batches(chosen, 8))
+
+
+TEXT = ["--data", "text.txt", "--validation", "0.9", "--rows", "6"]
+
+
+def test_several_models_side_by_side(capsys):
+    models = ["model", "model@6", "model@6:h2o", "model@999", "local"]
+    assert main(["eval", *models, *TEXT, "--skip", "3", "--speed", "--record", "record.json"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads(open("record.json").read())
+    assert [one["model"] for one in record["models"]] == models
+    assert {"command", "versions", "seed", "machine"} <= record.keys()
+    for one in record["models"]:
+        assert one["text"]["text.txt"]["loss"] == pytest.approx(loss(one["model"], skip=3), rel=1e-6)
+        assert f"{one['text']['text.txt']['loss']:.4f}" in out
+        assert one["decoding"]["tokens_per_second"] > 0
+    losses = [one["text"]["text.txt"]["loss"] for one in record["models"]]
+    assert losses[0] == pytest.approx(losses[3], rel=1e-6)
+    assert losses[0] != pytest.approx(losses[1], rel=1e-4)
+    assert record["models"][1]["kv"]["memory_factor"] == 64 / 6
+    assert record["models"][4]["kv"]["held"] == [8, 64]
+    assert record["models"][1]["decoding"]["cache_bytes"] < record["models"][0]["decoding"]["cache_bytes"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_from_local_files(capsys):
+    command = ["eval", "model", "model@5", "--tasks", "piqa,arc_easy", "--data-dir", "questions"]
+    assert main([*command, "--record", "tasks.json"]) == 0
+    record = json.loads(open("tasks.json").read())
+    for one in record["models"]:
+        assert list(one["tasks"]) == ["piqa", "arc_easy"]
+        assert all(0 <= task["acc_norm"] <= 1 for task in one["tasks"].values())
+    assert "arc_easy (2)" in capsys.readouterr().out
+
+
+def test_the_trade_off(capsys):
+    search = [
+        "prune",
+        "model",
+        *TEXT,
+        "--report-rows",
+        "4",
+        "--until",
+        "floor",
+        "--step",
+        "8",
+        "--lazy",
+        "--out",
+        "found",
+    ]
+    assert main(search) == 0
+    curves = ["searched=model@found", "model@sizes:window+4", "local"]
+    how = ["--curve", "--sizes", "64", "32", "8", "--baseline", "local", "--record", "curve.json"]
+    assert main(["eval", *curves, *TEXT, "--skip", "6", "--long", *how]) == 0
+    record = json.loads(open("curve.json").read())
+    assert open("curve.png", "rb").read(4) == b"\x89PNG"
+    searched, window, local = record["curves"]
+    assert [curve["name"] for curve in record["curves"]] == ["searched", "model@sizes:window+4", "local"]
+    assert [point["kv_size"] for point in window["points"]] == [64, 32, 8]
+    assert [point["kv_size"] for point in searched["points"]] == [64, 32, 8]
+    assert [point["held"] for point in local["points"]] == [[8, 64]]
+    assert set(record["texts"]) == {"text.txt", "text.txt, long"}
+    Budgets(tuple(searched["points"][1]["budgets"])).save("middle.json")
+    assert searched["points"][1]["loss"]["text.txt"] == pytest.approx(loss("model@middle.json", skip=6), rel=1e-6)
+    assert window["points"][2]["loss"]["text.txt"] == pytest.approx(loss("model@8:window+4", skip=6), rel=1e-6)
+    assert record["baseline"]["loss"]["text.txt"] == pytest.approx(loss("local", skip=6), rel=1e-6)
+    for curve in record["curves"]:
+        equal = curve["at_the_baselines_loss"]["text.txt"]
+        reachable = curve["points"][0]["loss"]["text.txt"] <= record["baseline"]["loss"]["text.txt"]
+        assert (equal is not None) == reachable
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["model"], "nothing to measure"),
+        (["nowhere", *TEXT], "there is no model nowhere"),
+        (["model@6:h20", *TEXT], "did you mean 'h2o'"),
+        (["model", "--tasks", "piqo"], "did you mean 'piqa'"),
+        (["model", "--tasks", "all", "--data-dir", "cache"], "cache"),
+        (["model", "--data", "nowhere.txt"], "no such file"),
+        (["model", *TEXT, "--limit", "0"], "--limit must be at least 1"),
+        (["model", "--curve", "--speed"], "--curve measures the loss on --data"),
+        (["model", "other", "--curve", *TEXT], "different vocabularies"),
+        (["model@cache", "--curve", *TEXT], "nothing has been searched"),
+        (["model", "--curve", *TEXT, "--figure", "x.txt"], "must end with"),
+        (["model", *TEXT, "--context", "99"], "positions"),
+    ],
+)
+def test_errors_are_one_line(words, says, capsys):
+    assert main(["eval", *words]) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert says in err
