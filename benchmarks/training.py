@@ -1,7 +1,7 @@
 """Training throughput: `python benchmarks/training.py`. Selective beside standard, and the Trainer beside a bare loop.
 
-The run is `text-small`, that of the language-model comparison, on the text that comes with Python unless --source names
-another. The rivals take turns in one process and see the same batches. What is timed are the steps between the first
+The runs are those of the language-model comparison and of the zoo (`zoo-standard`, `zoo-selective`, `zoo-memory`), on the
+text that comes with Python unless --source names another. The rivals take turns in one process and see the same batches. What is timed are the steps between the first
 few and the last: data, forward, backward, clipping, AdamW and, for the Trainer, its bookkeeping and our log; no
 evaluation and no checkpoint, which a bare loop would have to pay as well. Run it on a quiet machine.
 """
@@ -76,7 +76,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     settings += ["checkpoints.every=1_000_000", f"seed={args.seed}"]
     if args.source:
         settings.append(f"data.source={args.source}")
-    runs = {kind: override(find_run(f"text-small-{kind}"), settings) for kind in KINDS}
+    runs = {kind: override(find_run(f"zoo-{kind}"), settings) for kind in KINDS}
     data = {kind: prepare(run) for kind, run in runs.items()}
     tokens = args.steps * runs["standard"].batch.size * runs["standard"].data.context
     speeds: dict[tuple[str, str], list[float]] = {}
@@ -118,7 +118,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = measure(args)
     draw(rows, Console())
-    shape = {"run": "text-small", "steps": args.steps, "repeats": args.repeats, "source": args.source or "embedded"}
+    shape = {"runs": [f"zoo-{kind}" for kind in KINDS], "steps": args.steps, "repeats": args.repeats}
+    shape["source"] = args.source or "embedded"
     print(records.write_record(args.out, {"shape": shape, "rows": rows}, seed=args.seed))
 
 

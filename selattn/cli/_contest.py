@@ -104,4 +104,4 @@ def _run(kind: str, steps: int | None) -> RunConfig:
 
 
 def _display(console: Console, kind: str) -> Display:
-    return Bar(console, kind) if console.is_terminal else Evaluations(console, kind)
+    return Bar(console, f"{kind} attention") if console.is_terminal else Evaluations(console, kind)

@@ -13,7 +13,7 @@ from typing import Any
 from selattn.data.draws import mix
 from selattn.data.embedded import embedded_documents
 from selattn.data.files import find_files, named_splits, read_file
-from selattn.data.hub import NAMED, PREFIX, hub_source, read_hub
+from selattn.data.hub import NAMED, hub_source, read_hub
 from selattn.errors import SelattnError
 
 EMBEDDED = "embedded"
@@ -116,9 +116,7 @@ def _path(source: str) -> Path:
     path = Path(source).expanduser()
     if not path.exists() and path.name == source and not path.suffix:
         advice = _nearest(source.lower(), [EMBEDDED, *NAMED])
-        raise SelattnError(
-            f"unknown source {source!r}; {advice}; a source can also be a file, a folder or {PREFIX}NAME"
-        )
+        raise SelattnError(f"unknown source {source!r} (no file or folder either); {advice}")
     return path
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -60,19 +60,19 @@ class Bar(Lines):
         self._task = TaskID(0)
 
     def begin(self, step: int, steps: int) -> None:
-        """Draw it."""
+        """Draw it, below the title: a name can be long, and the numbers need the line."""
+        if self.title:
+            self.console.print(f"[bold]{self.title}[/]", highlight=False)
         self._bar = Progress(
-            TextColumn("[bold]{task.description}[/] {task.completed:,.0f}/{task.total:,.0f}"),
+            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[training]}"),
             TextColumn("[dim]{task.fields[speed]}[/]"),
-            TimeElapsedColumn(),
-            TextColumn("[dim]left[/]"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self.console,
             expand=True,
         )
-        self._task = self._bar.add_task(self.title, total=steps, completed=step, training="", speed="")
+        self._task = self._bar.add_task("", total=steps, completed=step, training="", speed="")
         self._bar.start()
 
     def step(self, step: int) -> None:

@@ -13,6 +13,7 @@ would be loaded.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -122,18 +123,40 @@ def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: b
         _check_same(config, dict(_flat(defaults)) | dict(_flat(json.loads((run / CONFIG).read_text()))), run)
 
 
-def begin(run: Path, config: dict[str, Any], overwrite: bool) -> int | None:
-    """Make a checked folder ready. The step of the checkpoint to go on from, or None to begin at the beginning."""
-    if (run / CONFIG).exists() and not overwrite:
-        delete_halves(run)
-        step = newest(run)
-        cut_log(run / LOG, step or 0)
-        return step
-    if run.exists():
-        shutil.rmtree(run)
-    run.mkdir(parents=True)
-    write_json(run / CONFIG, config)
-    return None
+def begin(run: Path, config: dict[str, Any], overwrite: bool) -> tuple[int | None, int]:
+    """Make a checked folder ready, for this process alone.
+
+    Returns the step of the checkpoint to go on from, or None to begin at the beginning, and a lock: an open file, to be
+    closed when the run ends. It goes with the process, so a killed run leaves none.
+    """
+    run.mkdir(parents=True, exist_ok=True)
+    lock = _claim(run)
+    try:
+        if (run / CONFIG).exists() and not overwrite:
+            delete_halves(run)
+            step = newest(run)
+            cut_log(run / LOG, step or 0)
+            return step, lock
+        for old in run.iterdir():
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        write_json(run / CONFIG, config)
+        return None, lock
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def _claim(run: Path) -> int:
+    """A lock on the folder itself."""
+    lock = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise SelattnError(f"another process is training in {run}: wait for it, or choose another folder") from None
+    except OSError:
+        pass  # some network disks cannot lock a folder; nobody can tell there
+    return lock
 
 
 def finished(run: Path) -> bool:

@@ -22,6 +22,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from selattn.data.folders import make_folder
 from selattn.data.tokenizer import MODEL_FILE
 from selattn.errors import SelattnError
+from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model
 from selattn.records import write_record
 from selattn.train import folder as run_folder
@@ -89,7 +90,24 @@ def train(
     config = model_config(run, data.tokenizer)
     Course(run, config)  # which raises before anything is written
     model = make_model(run, config)
-    start = _by_one(args, lambda: run_folder.begin(folder, settings, overwrite))
+    start, lock = _by_one(args, lambda: run_folder.begin(folder, settings, overwrite))
+    try:
+        return _carry_out(run, model, data, args, display, start)
+    finally:
+        if args.process_index == 0:
+            os.close(lock)
+
+
+def _carry_out(
+    run: RunConfig,
+    model: SelectiveForCausalLM,
+    data: Data,
+    args: TrainingArguments,
+    display: Display,
+    start: int | None,
+) -> Finished:
+    """The steps that are left, in a folder that is ready and ours."""
+    folder = Path(str(args.output_dir))
     trainer = SelectiveTrainer(run, model, data, args, display, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")

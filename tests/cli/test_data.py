@@ -47,7 +47,7 @@ def test_a_corpus_is_built(into, capsys, tmp_path, monkeypatch):
         (["data", "show", "parrity"], "unknown task or source 'parrity'; did you mean 'parity'?"),
         (["data", "show", "copy", "--set", "longest"], "--set takes NAME=NUMBER, not 'longest'"),
         (["data", "show", "copy", "--set", "longst=3"], "task copy has no setting 'longst'; did you mean 'longest'?"),
-        (["data", "show", "wikitxt"], "unknown source 'wikitxt'; did you mean 'wikitext'?"),
+        (["data", "show", "wikitxt"], "unknown source 'wikitxt' (no file or folder either); did you mean 'wikitext'?"),
         (["data", "build", "nowhere.txt"], "no such file or folder: nowhere.txt"),
     ],
 )

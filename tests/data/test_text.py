@@ -74,8 +74,8 @@ def test_the_embedded_text_can_be_split():
 @pytest.mark.parametrize(
     ("source", "split", "message"),
     [
-        ("wikitxt", "train", "unknown source 'wikitxt'; did you mean 'wikitext'?"),
-        ("C4", "train", "unknown source 'C4'; did you mean 'c4'?"),
+        ("wikitxt", "train", "unknown source 'wikitxt' (no file or folder either); did you mean 'wikitext'?"),
+        ("C4", "train", "unknown source 'C4' (no file or folder either); did you mean 'c4'?"),
         ("qqqqqq", "train", "there are embedded, c4, wikitext, lm1b"),
         ("nowhere/text.txt", "train", "no such file or folder: nowhere/text.txt"),
         ("text.txt", "train", "no such file or folder: text.txt"),

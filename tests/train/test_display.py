@@ -36,7 +36,7 @@ def test_lines():
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_bar_has_loss_kept_fractions_and_speed(width):
     out = console(True, width)
-    bar = make_display("small", out)
+    bar = make_display("variable-assignment-small-selective", out)
     assert isinstance(bar, Bar)
     bar.begin(10, 100)
     bar.record(TRAINING)
@@ -45,8 +45,10 @@ def test_the_bar_has_loss_kept_fractions_and_speed(width):
     bar.end()
     bar.end()
     shown = out.file.getvalue()
+    assert shown.startswith("variable-assignment-small-selective\n")
     assert "validation: loss 2.5000, 99.5% right" in shown
-    last = shown.split("small")[-1]
+    last = shown.rpartition("20/100")[1] + shown.rpartition("20/100")[2]
+    assert "…" not in last  # there is room for all of it
     for part in ("20/100", "loss 3.210", "kept 0.12 0.50", "12,346 tokens/s"):
         assert part in last
     assert max(map(len, shown.splitlines())) < 20 * width

@@ -112,7 +112,7 @@ def test_old_checkpoints_go(uninterrupted):
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(uninterrupted, tmp_path):
     path = tmp_path / "run"
-    folder.begin(path, tiny().to_dict(), overwrite=False)
+    os.close(folder.begin(path, tiny().to_dict(), overwrite=False)[1])
     (path / folder.LOG).write_text('{"step": 3, "loss": 9.0}\n')
     train(tiny(), path, resume=True)
     same_run(uninterrupted, path)
@@ -136,6 +136,17 @@ def test_resuming_a_run_that_has_ended_changes_nothing(uninterrupted):
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(uninterrupted):
     with pytest.raises(SelattnError, match="go on with --resume, or begin anew with --overwrite"):
         train(tiny(), uninterrupted)
+
+
+@pytest.mark.parametrize("how", ["resume", "overwrite"])
+def test_two_processes_do_not_train_in_one_folder(tmp_path, how):
+    path = tmp_path / "run"
+    lock = folder.begin(path, tiny().to_dict(), overwrite=False)[1]
+    with pytest.raises(SelattnError, match="another process is training in"):
+        train(tiny(), path, **{how: True})
+    assert [file.name for file in path.iterdir()] == [folder.CONFIG]
+    os.close(lock)
+    assert train(tiny(), path, **{how: True}).step == 12
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):

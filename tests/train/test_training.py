@@ -139,6 +139,7 @@ def test_bf16_computes_in_bf16_and_keeps_fp32_weights(plain, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit")  # by inductor itself
 def test_compilation_does_not_matter(plain, tmp_path):
     train(short(machine=Machine(compile=True)), tmp_path / "run")
     close(plain, tmp_path / "run", rtol=1e-3)
