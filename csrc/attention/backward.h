@@ -238,6 +238,8 @@ template <class T> void backward_block(const Problem &p, Back<T> &a, Progress &p
         backward_chunk(p, a, b, block, p.d_memory ? d_memory : nullptr, laters + b * p.M, d, dv_size);
         progress.finish(unit, end);
     }
+    /* Also where this block has no keys, the blocks after it may not be overtaken. */
+    if (block + 1 < blocks) progress.wait(unit - p.B, p.M);
     progress.finish(unit, p.M);
     for (int64_t h = 0; h < p.H; h++)
         for (int64_t i = 0; i < a.lanes.count; i++) {

@@ -122,7 +122,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
                     Vector<T> x = sum[r][v];
                     if (p.softcap) x = capped<T>(x, cap);
                     store(logit + r * W + v * L, x);
-                    Vector<T> s = p.relu ? larger<T>(x, Vector<T>{}) : x;
+                    Vector<T> s = p.relu ? larger<T>(Vector<T>{}, x) : x; /* in this order NaN stays NaN */
                     s *= c.selects[i + r];
                     if (!all) {
                         Ints<T> may = sees(lanes, c, lane, i + r);

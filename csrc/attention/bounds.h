@@ -49,10 +49,11 @@ template <class T> void bound(const Problem &p, const Rows &q, const Rows &k, in
             if (first > row) continue; /* padding */
             const T *query = row_of(q, h, i, line[0]);
             T own = scale * dot(query, row_of(k, g, row, line[1]), p.D);
-            /* The first token is seen by all rows only where nothing else takes it away. */
-            if (p.protect_first && !p.window && !p.until)
+            if (p.until && p.until[b * p.M + row] <= row) own = -most; /* the row does not see its own key */
+            /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no state says else. */
+            if (p.protect_first && !p.window && !p.until && !(p.state && ((const T *)p.state)[b * p.M + first] > 0))
                 own = std::max(own, scale * dot(query, row_of(k, g, first, line[2]), p.D));
-            if (p.softcap) own = cap * std::tanh(own / cap);
+            if (p.softcap && own != -most) own = cap * std::tanh(own / cap);
             least = std::min(least, own);
             longest = std::max(longest, std::abs(scale) * std::sqrt(dot(query, query, p.D)));
         }
@@ -67,7 +68,10 @@ template <class T> bool is_dead(const Problem &p, const Bounds<T> &bounds, int64
     const T *query = bounds.query + at, *own = bounds.own + at, *key = bounds.key + (b * p.M + j) * p.H;
     T most = std::numeric_limits<T>::lowest();
     const T cap = p.softcap ? (T)p.softcap * LOG2E<T> : std::numeric_limits<T>::max();
-    for (int64_t h = 0; h < p.H; h++) most = std::max(most, std::min(query[h] * key[h], cap) - own[h]);
+    for (int64_t h = 0; h < p.H; h++) {
+        const T logit = query[h] * key[h], over = (logit > cap ? cap : logit) - own[h];
+        if (over > most || over != over) most = over; /* NaN stays, and then nothing is dead */
+    }
     /* Rounding of the bound itself: a few units in the last place of its largest part. */
     const T slack = (T)1e-5 * (std::abs(most) + f);
     return f >= most + bounds.least + slack;

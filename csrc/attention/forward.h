@@ -168,6 +168,8 @@ template <class T> void forward_block(const Problem &p, Ahead<T> &a, const Bound
         }
         if (p.living) living += count_pairs(a.lanes, c);
     }
+    /* Also where this block sees nothing (padding), the blocks before it may not be overtaken. */
+    if (p.selecting >= 0 && block > 0) progress.wait(unit - p.B, p.M - p.N + a.lanes.first_row);
     progress.finish(unit, p.M);
     if (p.living) __atomic_fetch_add(p.living + b, living, __ATOMIC_RELAXED);
     write_block(p, a, b, dv);

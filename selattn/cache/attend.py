@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from selattn.cache import compiled
 from selattn.cache.decode import decode
 from selattn.cache.entries import Entries, starts
-from selattn.cache.evict import Order, Strip, evict
+from selattn.cache.evict import evict
+from selattn.cache.order import Order, Strip
 from selattn.cache.policies import Policy
 from selattn.cache.slots import SlotLayer
 from selattn.cache.tokens import Rules, Tokens
@@ -134,13 +136,16 @@ def _piece(layer: SlotLayer, tokens: Tokens, rules: Rules, keep_draft: bool) -> 
 def _order(
     entries: Entries, tokens: Tokens, rules: Rules, budget: int, policy: Policy, history: bool
 ) -> tuple[Order, Tensor | None]:
-    """The eviction order over the new tokens, strip by strip."""
+    """The eviction order over the new tokens: by the compiled library, or strip by strip."""
+    before = Order(entries.until, entries.state, entries.score)
+    if compiled.makes_order(policy, tokens, rules):
+        return compiled.order_of(policy, budget, tokens, rules, entries.keys, entries.positions, before, history)
     request = _request(entries, tokens, rules)
     heads, groups, count = tokens.query.shape[1], tokens.key.shape[1], tokens.query.shape[2]
     selecting = [] if rules.selection is None else [head // (heads // groups) for head in rules.selection.heads]
     if tokens.selection_query is not None:
         selecting = [0] * rules.masks(tokens)  # a separate form belongs to no head; there is one order for all
-    order = Order(entries.until, entries.state, entries.score)
+    order = before
     selects = request.selection is not None and (policy.needs_weights or policy.needs_selection)
     past, scores = entries.size - count, []
     with torch.no_grad():

@@ -1,4 +1,7 @@
-"""One step of decoding over the slots of a layer: plain PyTorch on tensors of fixed shape, so that it compiles."""
+"""One step of decoding over the slots of a layer.
+
+By the compiled library where that can do it; else in plain PyTorch, on tensors of fixed shape, so that it compiles.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from selattn.cache import compiled
 from selattn.cache.policies import Kept, victim
 from selattn.cache.slots import SlotLayer
 from selattn.cache.tokens import Rules, Tokens
@@ -21,12 +25,17 @@ def decode(layer: SlotLayer, tokens: Tokens, rules: Rules) -> Attention:
         layer.make_room(int(layer.seen) + 1)
     assert layer.keys is not None
     assert layer.values is not None
-    query, now = tokens.query, layer.length[:, None]  # the new token's position
-    slot = _free_slot(layer, now)
-    _write(layer, tokens, slot, now)
     # Before the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
     slots = layer.keys.shape[-2]
     used = slots if torch.compiler.is_compiling() else min(slots, int(layer.seen) + 1)
+    if not torch.compiler.is_compiling() and compiled.makes_step(layer, tokens, rules):
+        output = compiled.step(layer, tokens, rules, used)
+        layer.length += 1
+        layer.seen += 1
+        return Attention(output)
+    query, now = tokens.query, layer.length[:, None]  # the new token's position
+    slot = _free_slot(layer, now)
+    _write(layer, tokens, slot, now)
     keys, values, position = layer.keys[..., :used, :], layer.values[..., :used, :], layer.position[..., :used]
 
     seen = position >= 0

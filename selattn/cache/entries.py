@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from selattn.cache.evict import NEVER
+from selattn.cache.order import NEVER
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch.nn import functional as nnf
 from transformers.cache_utils import CacheLayerMixin
 
 from selattn.cache.entries import Entries
-from selattn.cache.evict import NEVER
+from selattn.cache.order import NEVER
 from selattn.cache.policies import Policy
 from selattn.errors import SelattnError
 

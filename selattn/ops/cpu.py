@@ -76,8 +76,15 @@ def attend(request: Request) -> Attention:
         output=output,
         memory=memory.unsqueeze(1) if r.return_memory else None,
         state=state.unsqueeze(1) if r.return_state else None,
-        living=living / visible_pairs(r.start, r.window, r.query.shape, r.key.shape[2]) if r.return_living else None,
+        living=_share(living, r) if r.return_living else None,
     )
+
+
+def _share(living: Tensor, r: Request) -> Tensor:
+    """Of the visible pairs, those that were computed; 1 where there is nothing to see."""
+    until = None if r.until is None else r.until[:, 0].to(torch.int64)
+    pairs = visible_pairs(r.start, until, r.window, r.query.shape[2], r.key.shape[2])
+    return torch.where(pairs > 0, living.double() / pairs.clamp(min=1), 1.0)
 
 
 class _Settings(NamedTuple):

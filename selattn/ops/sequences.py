@@ -94,13 +94,24 @@ class Sequences:
         return cls(_starts(changes, mask))
 
 
-def visible_pairs(start: Tensor | None, window: int | None, queries: tuple[int, ...], keys: int) -> Tensor:
-    """[B] pairs of a query and a key that it sees; the queries [B, H, N, ..] are the last N of the keys."""
-    row = torch.arange(keys - queries[2], keys, device=None if start is None else start.device)
-    low = torch.zeros_like(row)[None] if start is None else start[:, keys - queries[2] :]
+def visible_pairs(start: Tensor | None, until: Tensor | None, window: int | None, rows: int, keys: int) -> Tensor:
+    """[B or 1] pairs of a query and a key that it sees; the `rows` queries are the last of the keys.
+
+    start: `Sequences.start`; until: [B, M] the row from which a key is gone.
+    """
+    index = torch.arange(keys, device=next((x.device for x in (start, until) if x is not None), None))
+    start = torch.zeros_like(index)[None] if start is None else start
+    real = start < keys
+    # Key j is seen from its own row on, by the real rows of its sequence that the window and the eviction leave.
+    high = torch.searchsorted(torch.where(real, start, -1).cummax(-1).values, start.contiguous(), right=True)
     if window is not None:
-        low = low.maximum(row - window + 1)
-    return (row + 1 - low).clamp(min=0).sum(-1).expand(queries[0])
+        high = high.minimum(index + window)
+    if until is not None:
+        high = high.minimum(until)
+    low = index.clamp(min=keys - rows).expand(high.shape)
+    queries = torch.nn.functional.pad((real & (index >= keys - rows)).cumsum(-1), (1, 0)).expand(high.shape[0], -1)
+    seen = queries.gather(-1, high.clamp(0, keys)) - queries.gather(-1, low)
+    return seen.clamp(min=0).where(real, 0).sum(-1)
 
 
 def _starts(changes: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from selattn import native
-from selattn.cache import POLICIES, evict, make_policy
+from selattn.cache import POLICIES, compiled, evict, make_policy
+from selattn.cache.order import NEVER, Order, Strip
+from selattn.errors import SelattnError
 from tests.cache.cases import assert_same_run, some_case
 
 NUMBERS = {
@@ -48,13 +50,13 @@ def strips(draw, policy, dtype):
     selected = numbers(B, masks, n, M).relu() * causal if masks else None
     gone = torch.rand(B, P, M, generator=chance) < 0.2
     gone[..., past:] = False
-    order = evict.Order(
-        torch.where(gone, 0, evict.NEVER),
+    order = Order(
+        torch.where(gone, 0, NEVER),
         numbers(B, masks, M).abs() / 100,
         numbers(B, P, M).abs() / 100,
     )
     selecting = [draw(st.integers(0, G - 1)) for _ in range(masks)]
-    return budget, evict.Strip(positions, logits, selected, (H, G), selecting, n, draw(st.booleans())), order
+    return budget, Strip(positions, logits, selected, (H, G), selecting, n, draw(st.booleans())), order
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -64,7 +66,7 @@ def test_compiled_is_row_by_row(name, dtype, data):
     policy = make_policy(name)
     budget, strip, order = data.draw(strips(policy, dtype))
     before = [x.clone() for x in order]
-    got, got_history = evict._compiled(policy, budget, strip, order, history=True)
+    got, got_history = compiled.order_of_strip(policy, budget, strip, order, history=True)
     want, want_history = evict._row_by_row(policy, budget, strip, order, history=True)
     assert torch.equal(got.until, want.until)
     near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
@@ -72,50 +74,45 @@ def test_compiled_is_row_by_row(name, dtype, data):
     assert_close(got.score, want.score, **near)
     assert_close(got_history, want_history, **near)
     assert all(torch.equal(x, y) for x, y in zip(order, before, strict=True))  # what was given is left as it was
-    assert evict._compiled(policy, budget, strip, order, history=False)[1] is None
+    assert compiled.order_of_strip(policy, budget, strip, order, history=False)[1] is None
 
 
 def test_any_layout_will_do():
     policy, (budget, strip, order) = make_policy("selective"), small_strip()
-    want, _ = evict._compiled(policy, budget, strip, order, False)
-    turned = evict.Order(*(x.transpose(0, 2).contiguous().transpose(0, 2) for x in order))
+    want, _ = compiled.order_of_strip(policy, budget, strip, order, False)
+    turned = Order(*(x.transpose(0, 2).contiguous().transpose(0, 2) for x in order))
     flipped = strip._replace(selected=strip.selected.mT.contiguous().mT)
-    got, _ = evict._compiled(policy, budget, flipped, turned, False)
+    got, _ = compiled.order_of_strip(policy, budget, flipped, turned, False)
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
 def small_strip():
     B, n = 3, 9
     selected = torch.rand(B, 1, n, n).tril(-1)
-    order = evict.Order(torch.full((B, 1, n), evict.NEVER), torch.zeros(B, 1, n), torch.zeros(B, 1, n))
-    return 4, evict.Strip(torch.arange(n).repeat(B, 1), None, selected, (1, 1), [0], n, True), order
+    order = Order(torch.full((B, 1, n), NEVER), torch.zeros(B, 1, n), torch.zeros(B, 1, n))
+    return 4, Strip(torch.arange(n).repeat(B, 1), None, selected, (1, 1), [0], n, True), order
 
 
 def test_what_is_said_where_it_was_not_built(monkeypatch):
     case = some_case()
     want = case.whole()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    native.library.cache_clear()
-    try:
-        assert native.library() is None
-        assert native.unavailable() == (
-            "it was not built: install a C compiler (gcc or clang), then run `pip install -e .` again"
-        )
-        assert_same_run(case, case.whole(), want)  # and it works, more slowly
-    finally:
-        native.library.cache_clear()
+    assert native.load() is None
+    monkeypatch.setattr(native, "_LIBRARY", None)
+    assert_same_run(case, case.whole(), want)  # it works, more slowly
 
 
 def test_where_it_was_built():
-    native.library.cache_clear()
+    assert native.load() is not None
     assert native.library() is not None
     assert native.unavailable() is None
+    assert native.target() in ("avx512", "avx2", "plain")
 
 
 def test_a_failure_of_the_library_is_not_passed_over(monkeypatch):
     class OutOfMemory:
-        selattn_evict_f32 = selattn_evict_f64 = staticmethod(lambda *_: 1)
+        selattn_evict = staticmethod(lambda *_: 1)
 
     monkeypatch.setattr(native, "library", OutOfMemory)
-    with pytest.raises(MemoryError, match="more memory than there is"):
+    with pytest.raises(SelattnError, match="more memory than there is"):
         some_case().whole()

@@ -8,11 +8,11 @@ static constexpr int ROWS = 4;
 #endif
 static constexpr int KEY_ROWS = 6, GROUP = 3 * ROWS; /* GROUP: a multiple of both */
 
-#include "vector.h"
-#include "products.h"
-#include "inputs.h"
-#include "block.h"
-#include "bounds.h"
+#include "attention/vector.h"
+#include "attention/products.h"
+#include "attention/inputs.h"
+#include "attention/block.h"
+#include "attention/bounds.h"
 
 /* Head sizes are rounded up to what the products take. */
 template <class T> int64_t padded_size(int64_t size) {
@@ -20,9 +20,15 @@ template <class T> int64_t padded_size(int64_t size) {
     return (size + step - 1) / step * step;
 }
 
-#include "forward.h"
-#include "backward.h"
+#include "attention/forward.h"
+#include "attention/backward.h"
+#include "cache/evict.h"
+#include "cache/decode.h"
 
 int run_forward(const Problem &p) { return p.dtype == FLOAT64 ? forward<double>(p) : forward<float>(p); }
 int run_backward(const Problem &p) { return p.dtype == FLOAT64 ? backward<double>(p) : backward<float>(p); }
+int run_evict(const Eviction &e, int64_t threads) {
+    return e.dtype == FLOAT64 ? evict<double>(e, threads) : evict<float>(e, threads);
+}
+int run_decode(const Step &p) { return p.dtype == FLOAT64 ? decode<double>(p) : decode<float>(p); }
 } // namespace TARGET_NAME

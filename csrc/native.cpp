@@ -1,8 +1,11 @@
-/* Selective attention on the CPU. Plain C++ without torch's headers; called by ctypes, see problem.h.
+/* Selective attention on the CPU: attention/ is the operator, cache/ decoding. Plain C++ without torch's headers; called by
+ * ctypes, see attention/problem.h and cache/structs.h.
  *
  * The same source is compiled for each instruction set; which one runs is chosen when the library is first called.
  */
-#include "problem.h"
+#include "attention/problem.h"
+#include "cache/policies.h"
+#include "cache/structs.h"
 
 #include <omp.h>
 #include <sched.h>
@@ -13,13 +16,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <new>
 #include <vector>
 
 #define INLINE static inline __attribute__((always_inline))
 
 static constexpr int64_t CHUNK = 192, MAX_SIZE = 1024; /* keys that are served together; the largest head size */
 
-#include "work.h"
+#include "attention/work.h"
 
 #if defined(__x86_64__)
 #define TARGET_NAME avx512
@@ -49,14 +53,16 @@ struct Target {
     const char *name;
     int (*forward)(const Problem &);
     int (*backward)(const Problem &);
+    int (*evict)(const Eviction &, int64_t);
+    int (*decode)(const Step &);
 };
 
 static const Target TARGETS[] = {
 #if defined(__x86_64__)
-    {"avx512", avx512::run_forward, avx512::run_backward},
-    {"avx2", avx2::run_forward, avx2::run_backward},
+    {"avx512", avx512::run_forward, avx512::run_backward, avx512::run_evict, avx512::run_decode},
+    {"avx2", avx2::run_forward, avx2::run_backward, avx2::run_evict, avx2::run_decode},
 #endif
-    {"plain", plain::run_forward, plain::run_backward},
+    {"plain", plain::run_forward, plain::run_backward, plain::run_evict, plain::run_decode},
 };
 
 static bool supported(const Target &target) {
@@ -86,4 +92,6 @@ int64_t selattn_block() { return BLOCK; }
 int64_t selattn_largest_size() { return MAX_SIZE; }
 int selattn_forward(const Problem *p) { return chosen().forward(*p); }
 int selattn_backward(const Problem *p) { return chosen().backward(*p); }
+int selattn_evict(const Eviction *e, int64_t threads) { return chosen().evict(*e, threads); }
+int selattn_decode(const Step *p) { return chosen().decode(*p); }
 }

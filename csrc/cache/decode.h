@@ -1,0 +1,113 @@
+/* One step of decoding over the slots of a layer: the token that leaves is overwritten, F moves on by one query, and all
+ * heads attend. The same as selattn/cache/decode.py. */
+
+template <class T> INLINE void read_slot(const void *at, int64_t offset, int64_t n, int64_t dtype, T *buffer, const T *&row) {
+    if (dtype == BFLOAT16)
+        read_row(at, offset, n, dtype, buffer), row = buffer;
+    else
+        row = (const T *)at + offset;
+}
+
+/* The slot of the new token: the next empty one, or that of the token which leaves. */
+template <class T> int64_t free_slot(const Step &p, int64_t b) {
+    const int64_t now = p.length[b];
+    if (!p.budget || now < p.budget) return now;
+    const int32_t *position = p.position + b * p.C;
+    const T *state = p.state ? (const T *)p.state + b * p.C : nullptr;
+    int64_t worst = -1;
+    T most = 0;
+    for (int64_t c = 0; c < p.C; c++) {
+        if (position[c] < 0) continue;
+        const T rank = rank_of<T>(p.policy, p.budget, position[c], 0, 0, state ? state[c] : 0);
+        /* Of equals not the first token, then the oldest. */
+        const bool wins = worst < 0 || rank > most ||
+                          (rank == most && (position[worst] == 0 || (position[c] != 0 && position[c] < position[worst])));
+        if (wins) worst = c, most = rank;
+    }
+    return worst;
+}
+
+/* Put the new token into its slot; then S of its query, F for this row into `f`, and the state moves on. */
+template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line) {
+    const int64_t slot = free_slot<T>(p, b), size = p.dtype == BFLOAT16 ? 2 : sizeof(T), now = p.length[b];
+    for (int64_t g = 0; g < p.G; g++) {
+        const int64_t from_k = b * p.key_stride[0] + g * p.key_stride[1], from_v = b * p.value_stride[0] + g * p.value_stride[1];
+        std::memcpy((char *)p.keys + ((b * p.G + g) * p.C + slot) * p.D * size, (const char *)p.key + from_k * size, p.D * size);
+        std::memcpy((char *)p.values + ((b * p.G + g) * p.C + slot) * p.Dv * size, (const char *)p.value + from_v * size, p.Dv * size);
+    }
+    int32_t *position = p.position + b * p.C;
+    position[slot] = (int32_t)now;
+    if (!p.state) return;
+    T *state = (T *)p.state + b * p.C;
+    state[slot] = 0;
+    T query[MAX_SIZE];
+    read_row(p.query, b * p.query_stride[0] + p.selecting * p.query_stride[1], p.D, p.dtype, query);
+    const int64_t g = p.selecting / (p.H / p.G);
+    for (int64_t c = 0; c < p.used; c++) {
+        f[c] = state[c];
+        const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
+        if (!sees || (p.protect_self && c == slot) || (p.protect_first && position[c] == 0)) continue;
+        const T *key;
+        read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
+        const T logit = (T)p.scale * dot(query, key, p.D);
+        if (p.relu && !(logit > 0)) continue;
+        state[c] += (T)p.strength * logit;
+        if (!p.shift) f[c] = state[c];
+    }
+}
+
+/* The query heads of one key-value head. */
+template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const T *f, T *weights, T *line) {
+    const int64_t shared = p.H / p.G, now = p.length[b];
+    const int32_t *position = p.position + b * p.C;
+    T query[MAX_SIZE], sums[MAX_SIZE];
+    for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
+        read_row(p.query, b * p.query_stride[0] + h * p.query_stride[1], p.D, p.dtype, query);
+        T top = MASKED<T>, total = 0;
+        for (int64_t c = 0; c < p.used; c++) {
+            const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
+            const T *key;
+            weights[c] = MASKED<T>;
+            if (!sees) continue;
+            read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
+            weights[c] = ((T)p.scale * dot(query, key, p.D) - (p.state ? f[c] : 0)) * LOG2E<T>;
+            top = std::max(top, weights[c]);
+        }
+        constexpr int L = LANES<T>;
+        int64_t c = 0;
+        for (; c + L <= p.used; c += L) {
+            const Vector<T> x = exp2_of(load(weights + c) - top);
+            store(weights + c, x);
+            for (int i = 0; i < L; i++) total += x[i];
+        }
+        for (; c < p.used; c++) total += weights[c] = std::exp2(weights[c] - top);
+        std::fill_n(sums, p.Dv, (T)0);
+        for (int64_t j = 0; j < p.used; j++) {
+            if (weights[j] == 0) continue;
+            const T *value;
+            read_slot(p.values, ((b * p.G + g) * p.C + j) * p.Dv, p.Dv, p.dtype, line, value);
+            int64_t d = 0;
+            for (; d + L <= p.Dv; d += L) store(sums + d, load(sums + d) + weights[j] * load(value + d));
+            for (; d < p.Dv; d++) sums[d] += weights[j] * value[d];
+        }
+        for (int64_t d = 0; d < p.Dv; d++) write_number(p.out, (b * p.H + h) * p.Dv + d, sums[d] / total, p.dtype);
+    }
+}
+
+template <class T> int decode(const Step &p) {
+    /* Waking threads up costs some microseconds: not for less than about a hundred of them. */
+    const bool small = p.B * p.H * p.used * p.D < 1 << 18;
+    const int threads = small ? 1 : (int)p.threads;
+    Memory memory;
+    T *f = memory.take<T>(p.B * p.used), *own = memory.take<T>(threads * (p.used + LANES<T>)), *lines = memory.take<T>(threads * MAX_SIZE);
+    if (memory.failed) return 1;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        T *weights = own + omp_get_thread_num() * (p.used + LANES<T>), *line = lines + omp_get_thread_num() * MAX_SIZE;
+#pragma omp for schedule(static)
+        for (int64_t b = 0; b < p.B; b++) write_and_select(p, b, f + b * p.used, line);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < p.B * p.G; i++) attend_slots(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
+    }
+    return 0;
+}

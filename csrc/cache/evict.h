@@ -1,0 +1,149 @@
+/* The eviction order of a pruned cache, for many queries at once.
+ *
+ * For each row, in order: if `budget` earlier entries are kept, the one that ranks highest leaves; then the row attends to
+ * what is kept and to itself, which moves the scores and the state of F. The same as selattn/cache/evict.py, without its
+ * Python loop.
+ */
+template <class T> struct Order { /* of one row of the batch */
+    const Eviction &e;
+    const int64_t b;
+    const int64_t *position;
+    T *F, *score;
+    int64_t *until;
+    std::vector<std::vector<int64_t>> kept; /* [P] in the order of positions */
+    std::vector<T> keys, query, weights;    /* keys: of all entries in T, where they are not in T already */
+
+    Order(const Eviction &e, int64_t b)
+        : e(e), b(b), position(e.positions + b * e.M), F((T *)e.state + b * e.S * e.M), score((T *)e.score + b * e.P * e.M),
+          until(e.until + b * e.P * e.M), kept(e.P), query(e.D), weights(e.M) {
+        for (auto &list : kept) list.reserve(e.M);
+        if (!e.query || e.dtype != BFLOAT16) return;
+        keys.resize(e.G * e.M * e.D);
+        for (int64_t g = 0; g < e.G; g++)
+            for (int64_t j = 0; j < e.M; j++)
+                read_row(e.key, b * e.key_stride[0] + g * e.key_stride[1] + j * e.key_stride[2], e.D, e.dtype,
+                         keys.data() + (g * e.M + j) * e.D);
+    }
+
+    const T *key(int64_t g, int64_t j) const {
+        if (!keys.empty()) return keys.data() + (g * e.M + j) * e.D;
+        return (const T *)e.key + b * e.key_stride[0] + g * e.key_stride[1] + j * e.key_stride[2];
+    }
+
+    /* Into `weights`: logits of head h in row r for the entries of a list. */
+    void logits(int64_t h, int64_t r, const std::vector<int64_t> &list) {
+        if (!e.query) {
+            const T *row = (const T *)e.logits + ((b * e.H + h) * e.n + r) * e.M;
+            for (size_t c = 0; c < list.size(); c++) weights[c] = row[list[c]];
+            return;
+        }
+        read_row(e.query, b * e.query_stride[0] + h * e.query_stride[1] + r * e.query_stride[2], e.D, e.dtype, query.data());
+        const int64_t now = position[e.M - e.n + r], g = h / (e.H / e.G);
+        for (size_t c = 0; c < list.size(); c++) {
+            const bool sees = !e.window || now - position[list[c]] < e.window;
+            weights[c] = sees ? (T)e.scale * dot(query.data(), key(g, list[c]), e.D) : MASKED<T>;
+        }
+    }
+
+    /* S of mask s in row r for the entries of a list, into `to`. */
+    void selected(int64_t s, int64_t r, const std::vector<int64_t> &list, std::vector<T> &to) {
+        to.resize(list.size());
+        if (!e.query) {
+            const T *row = (const T *)e.selected + ((b * e.S + s) * e.n + r) * e.M;
+            for (size_t c = 0; c < list.size(); c++) to[c] = row[list[c]];
+            return;
+        }
+        logits(e.heads[s], r, list);
+        for (size_t c = 0; c < list.size(); c++) {
+            const bool exempt = (e.protect_first && position[list[c]] == 0) || (e.protect_self && list[c] == e.M - e.n + r);
+            const T x = e.relu && !(weights[c] > 0) ? (T)0 : (T)e.strength * weights[c];
+            to[c] = exempt || weights[c] == MASKED<T> ? (T)0 : x;
+        }
+    }
+
+    /* The one that leaves: the highest rank. Entries stand in the order of their positions, so the first best is the oldest;
+     * but a tie with the sequence's first token goes against the other. */
+    size_t victim(int64_t p) const {
+        const auto &list = kept[p];
+        size_t worst = list.size();
+        T most = 0;
+        for (size_t c = 0; c < list.size(); c++) {
+            T forgotten = e.S ? std::numeric_limits<T>::infinity() : 0;
+            for (int64_t s = 0; s < e.S; s++) forgotten = std::min(forgotten, F[s * e.M + list[c]]);
+            const T rank = rank_of<T>(e.policy, e.budget, position[list[c]], list.size() - 1 - c, score[p * e.M + list[c]], forgotten);
+            if (worst == list.size() || rank > most || (rank == most && position[list[worst]] == 0)) worst = c, most = rank;
+        }
+        return worst;
+    }
+
+    void attend(int64_t r, const std::vector<std::vector<T>> &S) {
+        const int64_t i = e.M - e.n + r;
+        if (e.policy == POLICY_TOVA) std::fill_n(score, e.P * e.M, (T)0);
+        for (int64_t h = 0; h < e.H; h++) {
+            const int64_t p = e.P == 1 ? 0 : h / (e.H / e.G), s = e.S ? h / (e.H / e.S) : 0;
+            const auto &list = kept[p];
+            logits(h, r, list);
+            const auto &own = e.S ? kept[e.selecting[s]] : list; /* S is known of what the selecting head keeps */
+            size_t at = 0;
+            T top = MASKED<T>, total = 0;
+            for (size_t c = 0; c < list.size(); c++) {
+                if (e.S) {
+                    weights[c] -= F[s * e.M + list[c]];
+                    while (at < own.size() && own[at] < list[c]) at++;
+                    if (!e.shift && at < own.size() && own[at] == list[c] && until[e.selecting[s] * e.M + list[c]] > i)
+                        weights[c] -= S[s][at];
+                }
+                top = std::max(top, weights[c]);
+            }
+            if (top == MASKED<T>) continue;
+            for (size_t c = 0; c < list.size(); c++) total += weights[c] = std::exp(weights[c] - top);
+            const T share = e.P == 1 ? (T)1 / e.H : (T)e.G / e.H;
+            for (size_t c = 0; c < list.size(); c++) score[p * e.M + list[c]] += share * weights[c] / total;
+        }
+    }
+
+    void run() {
+        const int64_t first_row = e.M - e.n;
+        int64_t begin = first_row; /* of the document that the rows begin in: its first token, or 0 if that is gone */
+        while (begin > 0 && (begin == first_row || position[begin] != 0)) begin--;
+        for (int64_t p = 0; p < e.P; p++)
+            for (int64_t j = begin; j < first_row; j++)
+                if (position[j] >= 0 && until[p * e.M + j] > first_row) kept[p].push_back(j);
+        std::vector<std::vector<T>> S(e.S);
+        for (int64_t r = 0; r < e.n; r++) {
+            const int64_t i = first_row + r;
+            if (position[i] == 0) /* another document of a packed row begins */
+                for (auto &list : kept) list.clear();
+            if (position[i] >= 0) {
+                for (int64_t p = 0; p < e.P; p++) {
+                    if ((int64_t)kept[p].size() >= e.budget) {
+                        const size_t worst = victim(p);
+                        until[p * e.M + kept[p][worst]] = i;
+                        kept[p].erase(kept[p].begin() + worst);
+                    }
+                    kept[p].push_back(i);
+                }
+                for (int64_t s = 0; s < e.S; s++) selected(s, r, kept[e.selecting[s]], S[s]);
+                if (e.policy == POLICY_H2O || e.policy == POLICY_TOVA) attend(r, S);
+                for (int64_t s = 0; s < e.S; s++) {
+                    const auto &list = kept[e.selecting[s]];
+                    for (size_t c = 0; c < list.size(); c++) F[s * e.M + list[c]] += S[s][c];
+                }
+            }
+            if (e.history) std::copy_n(score, e.P * e.M, (T *)e.history + (r * e.B + b) * e.P * e.M);
+        }
+    }
+};
+
+template <class T> int evict(const Eviction &e, int64_t threads) {
+    bool failed = false; /* an exception must not leave a parallel region */
+#pragma omp parallel for num_threads(threads) schedule(dynamic) reduction(|| : failed)
+    for (int64_t b = 0; b < e.B; b++) {
+        try {
+            Order<T>(e, b).run();
+        } catch (const std::bad_alloc &) {
+            failed = true;
+        }
+    }
+    return failed;
+}
