@@ -1,5 +1,6 @@
 """`selattn convert`: a llama2.c checkpoint becomes a model folder with the same function and the same tokens."""
 
+import itertools
 import struct
 
 import numpy as np
@@ -92,16 +93,11 @@ def test_the_tokens_are_the_same(tmp_path):
     ours, theirs = Tokenizer(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = {piece: 259 + rank for rank, piece in enumerate(PIECES)}
     rng = np.random.default_rng(0)
-    for text in (
-        "the cat",
-        "at the  tea",
-        "chat é\n",
-        "",
-        *("".join(rng.choice(list(" theac"), 30)) for _ in range(20)),
-    ):
+    drawn = ("".join(rng.choice(list(" theac"), 30)) for _ in range(20))
+    for text in ("the cat", "at the  tea", "chat é\n", "", *drawn):
         tokens = [" ", *text] if text else []
         while True:
-            joined = [(ids.get(a + b, 1 << 20), k) for k, (a, b) in enumerate(zip(tokens, tokens[1:], strict=False))]
+            joined = [(ids.get(a + b, 1 << 20), k) for k, (a, b) in enumerate(itertools.pairwise(tokens))]
             if not joined or min(joined)[0] == 1 << 20:
                 break
             k = min(joined)[1]

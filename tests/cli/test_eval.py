@@ -1,6 +1,7 @@
 """`selattn eval`: models side by side, a record, the trade-off, and one line for each thing that can be wrong."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +47,7 @@ def test_several_models_side_by_side(capsys):
     models = ["model", "model@6", "model@6:h2o", "model@999", "local"]
     assert main(["eval", *models, *TEXT, "--skip", "3", "--speed", "--record", "record.json"]) == 0
     out = capsys.readouterr().out
-    record = json.loads(open("record.json").read())
+    record = json.loads(Path("record.json").read_text())
     assert [one["model"] for one in record["models"]] == models
     assert {"command", "versions", "seed", "machine"} <= record.keys()
     for one in record["models"]:
@@ -65,7 +66,7 @@ def test_several_models_side_by_side(capsys):
 def test_tasks_from_local_files(capsys):
     command = ["eval", "model", "model@5", "--tasks", "piqa,arc_easy", "--data-dir", "questions"]
     assert main([*command, "--record", "tasks.json"]) == 0
-    record = json.loads(open("tasks.json").read())
+    record = json.loads(Path("tasks.json").read_text())
     for one in record["models"]:
         assert list(one["tasks"]) == ["piqa", "arc_easy"]
         assert all(0 <= task["acc_norm"] <= 1 for task in one["tasks"].values())
@@ -73,26 +74,13 @@ def test_tasks_from_local_files(capsys):
 
 
 def test_the_trade_off(capsys):
-    search = [
-        "prune",
-        "model",
-        *TEXT,
-        "--report-rows",
-        "4",
-        "--until",
-        "floor",
-        "--step",
-        "8",
-        "--lazy",
-        "--out",
-        "found",
-    ]
-    assert main(search) == 0
+    search = ["--report-rows", "4", "--until", "floor", "--step", "8", "--lazy", "--out", "found"]
+    assert main(["prune", "model", *TEXT, *search]) == 0
     curves = ["searched=model@found", "model@sizes:window+4", "local"]
     how = ["--curve", "--sizes", "64", "32", "8", "--baseline", "local", "--record", "curve.json"]
     assert main(["eval", *curves, *TEXT, "--skip", "6", "--long", *how]) == 0
-    record = json.loads(open("curve.json").read())
-    assert open("curve.png", "rb").read(4) == b"\x89PNG"
+    record = json.loads(Path("curve.json").read_text())
+    assert Path("curve.png").read_bytes()[:4] == b"\x89PNG"
     searched, window, local = record["curves"]
     assert [curve["name"] for curve in record["curves"]] == ["searched", "model@sizes:window+4", "local"]
     assert [point["kv_size"] for point in window["points"]] == [64, 32, 8]

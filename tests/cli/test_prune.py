@@ -36,20 +36,8 @@ def _own_cache(here, monkeypatch):
 
 def command(here, out, *more, until="floor"):
     data = ["--data", str(here / "text.txt"), "--validation", "0.8", "--rows", "6", "--report-rows", "5"]
-    return [
-        "prune",
-        str(here / "model"),
-        *data,
-        "--until",
-        until,
-        "--step",
-        "4",
-        "--batch",
-        "2",
-        "--out",
-        str(out),
-        *more,
-    ]
+    how = ["--until", until, "--step", "4", "--batch", "2", "--out", str(out)]
+    return ["prune", str(here / "model"), *data, *how, *more]
 
 
 def path_of(folder):
@@ -216,7 +204,7 @@ def test_errors_are_one_line(here, tmp_path, monkeypatch, capsys, more, says):
     else:
         words += more
     assert main(words) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert says in err
 
