@@ -48,6 +48,7 @@ STUDIES = {
     "synthetic": Study(
         "Do both kinds of attention solve Copy and Parity*?",
         ("copy-small-selective", "copy-small-standard", "parity-small-selective", "parity-small-standard"),
+        seeds=(0,),
     ),
     "lm_comparison": Study(
         "How do the losses of language models with the same data in the same order compare?",

@@ -86,6 +86,33 @@ def test_bad_input_is_one_line_and_leaves_nothing(argv, message, tmp_path, monke
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize(
+    ("content", "settings", "message"),
+    [
+        ('{"body": "a text"}\n', [], "corpus.jsonl, line 1: no column 'text'; there are 'body'"),
+        ('{"text": "a text"}\n', ["data.column=body"], "corpus.jsonl, line 1: no column 'body'; there are 'text'"),
+        ("", [], "corpus.jsonl is empty"),
+        ('{"text": 3', [], "corpus.jsonl, line 1"),
+        (None, ["data.vocabulary=300", "data.context=100000"], "the corpus is smaller than one context"),
+        (None, ["data.vocabulary=9000"], "the text is too small for 9000 tokens"),
+    ],
+)
+def test_a_text_that_cannot_be_trained_on(content, settings, message, tmp_path, monkeypatch, capsys):
+    """One line, no run, and nothing half written in the cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    letters = "etaoinshrdlu"
+    words = [f"{letters[i % 12]}{letters[i % 11]}{letters[i % 7]}" for i in range(400)]
+    short = "".join(json.dumps({"text": " ".join(words[i : i + 9])}) + "\n" for i in range(0, 400, 9))
+    Path("corpus.jsonl").write_text(short if content is None else content)
+    assert main(["train", "text-small-selective", "data.source=corpus.jsonl", *settings]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert message in err
+    assert not Path("runs").exists()
+    assert list(tmp_path.rglob("*.part*")) == []
+
+
 def test_list(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["train", "--list"]) == 0
@@ -106,7 +133,7 @@ def test_show(capsys):
     shown = {row[1].strip(): row[2].strip() for row in rows}
     assert shown["optimiser.lr"] == "0.125"
     assert shown["model.vocab_size"] == "30"
-    assert shown["data.longest"] == "8"
+    assert shown["data.longest"] == "24"
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):

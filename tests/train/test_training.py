@@ -264,9 +264,10 @@ def test_text_is_trained_on(text, tmp_path, monkeypatch, layout):
     assert Tokenizer(tmp_path / "run" / "model").vocab_size == 300
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert (config["vocab_size"], config["max_position_embeddings"], config["bos_token_id"]) == (300, 16, 3)
-    tuned = short(model={}, start=Start(str(tmp_path / "run")), data=dataclasses.replace(data, vocabulary=9999))
-    train(tuned, tmp_path / "tuned")  # with the tokenizer of the model that is tuned
-    assert Tokenizer(tmp_path / "tuned" / "model").fingerprint == Tokenizer(tmp_path / "run" / "model").fingerprint
+    for start in ("run", "run/checkpoint-4"):
+        tuned = short(model={}, start=Start(str(tmp_path / start)), data=dataclasses.replace(data, vocabulary=9999))
+        train(tuned, tmp_path / "tuned", overwrite=True)  # with the tokenizer of the model that is tuned
+        assert Tokenizer(tmp_path / "tuned" / "model").fingerprint == Tokenizer(tmp_path / "run" / "model").fingerprint
 
 
 def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def language_model(name: str, kind: str, context: int, batch: int) -> RunConfig:
 
 def variable_assignment(name: str, kind: str) -> RunConfig:
     """The small task of `selattn demo`, with the paper's d=3."""
-    return synthetic.small(name, synthetic.SMALL["variable-assignment-small"], kind, d=3)
+    return synthetic.small_assignment(name, kind, d=3)
 
 
 RUNS: dict[str, Callable[[], RunConfig]] = {
