@@ -1,112 +1,167 @@
-"""The attention backends beside PyTorch's flash attention: `python benchmarks/attention.py`.
+"""Selective attention beside PyTorch's flash attention and the peers: `python benchmarks/attention.py`.
 
-Prints each backend's time as a multiple of `scaled_dot_product_attention(is_causal=True)` in the same run, forward and
-forward + backward, and the peak of the memory that a call allocates. Nothing is printed for a backend whose results
-are wrong. Run it on a quiet machine: PyTorch's threads wait for each other, so a second busy process costs a multiple.
+Every time is a ratio within one run. Results are checked against the reference first: wrong ones are not printed.
+Run it on a quiet machine: threads wait for each other, so a second busy process costs a multiple.
+
+    nothing      nothing is ever forgotten: the most work that there can be, all backends
+    random       random inputs, where columns die
+    peers        the paper's pseudo-code, and x-transformers' attention layer beside one of ours with its weights
+    threads      what the second thread gains, and how time grows from N = 4,096 to 16,384
+    memory       the highest resident memory of a process that runs forward and backward once, less that of an idle one
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
-from memory import peak_bytes
+from peers import Layer, layers, literal
 from rich.console import Console
 from rich.table import Table
-from timing import medians
-from torch import Tensor
-from torch.nn import functional as nnf
 
-from selattn import records, selective_attention
+from selattn import records
+from selattn.cli import _bench
+from selattn.cli._bench import RIVAL, Shape
+from selattn.cli.bench import draw
 from selattn.ops import backends
+from selattn.timing import medians
 
-RIVAL = "flash"
-
-
-def inputs(n: int, args: argparse.Namespace) -> tuple[Tensor, ...]:
-    """query, key, value and the output's gradient."""
-    torch.manual_seed(args.seed)
-    shape = (args.batch, args.heads, n, args.dim)
-    return (*(torch.randn(shape, requires_grad=True) for _ in range(3)), torch.randn(shape))
+PARTS = ("nothing", "random", "peers", "threads", "memory")
+SHAPE = Shape()
 
 
-def run(name: str, tensors: tuple[Tensor, ...], backward: bool) -> list[Tensor]:
-    """One call of the backend (or of the rival, standard attention), with gradients if wanted."""
-    *qkv, gradient = tensors
-    with torch.set_grad_enabled(backward):
-        if name == RIVAL:
-            output = nnf.scaled_dot_product_attention(*qkv, is_causal=True)
-        else:
-            output = selective_attention(*qkv, backend=name)
-        return [output, *torch.autograd.grad(output, qkv, gradient)] if backward else [output]
+def speed(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """All backends at some lengths."""
+    rows = []
+    for n in lengths:
+        tensors = _bench.inputs(n, SHAPE, forgets, args.seed)
+        names = [name for name in backends() if name != "reference" or n <= args.reference_up_to]
+        share = _bench.living_share(tensors)
+        rows += [{**row, "living": share} for row in _bench.measure(tensors, names, args.repeats)]
+        draw([row for row in rows if row["n"] == n], Console())
+    return rows
 
 
-def check(name: str, tensors: tuple[Tensor, ...]) -> None:
-    """Output and gradients against the reference in fp64; wrong results end the benchmark."""
-    exact = tuple(x.detach().double().requires_grad_(x.requires_grad) for x in tensors)
-    for found, true in zip(run(name, tensors, True), run("reference", exact, True), strict=True):
-        worst = ((found - true).abs().max() / true.abs().max()).item()
-        if not worst < 1e-4:
-            sys.exit(f"backend {name!r} is wrong by {worst:.1e}: no times are printed for wrong results")
-
-
-def measure(n: int, names: list[str], args: argparse.Namespace) -> list[dict[str, object]]:
-    """One row for each backend."""
-    tensors = inputs(n, args)
-    times = {
-        backward: medians({m: lambda m=m, b=backward: run(m, tensors, b) for m in (RIVAL, *names)}, args.repeats)
-        for backward in (False, True)
+def peers(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Operator against pseudo-code where nothing is forgotten, and layer against layer; forward and backward."""
+    tensors = _bench.inputs(n, SHAPE, False, args.seed)
+    made: dict[str, Layer] = layers(SHAPE.heads, SHAPE.dim, args.seed)
+    x = torch.randn(1, n, SHAPE.heads * SHAPE.dim)
+    ours, theirs = (made[name](x) for name in ("selattn", "x-transformers"))
+    if not (ours - theirs).abs().max() < 1e-4:
+        sys.exit("the two layers differ: no times are printed for wrong results")
+    rivals = {
+        "operator: selattn": lambda: _bench.run("cpu", tensors, True),
+        "operator: the paper's pseudo-code": lambda: literal(tensors),
+        "layer: selattn": lambda: made["selattn"](x).sum().backward(),
+        "layer: x-transformers": lambda: made["x-transformers"](x).sum().backward(),
     }
-    return [
+    seconds = medians(rivals, args.repeats)
+    pairs = {"the paper's pseudo-code": "operator", "x-transformers": "layer"}
+    rows = [
         {
             "n": n,
-            "backend": name,
-            "forward_ms": 1e3 * times[False][name],
-            "both_ms": 1e3 * times[True][name],
-            "forward_ratio": times[False][name] / times[False][RIVAL],
-            "both_ratio": times[True][name] / times[True][RIVAL],
-            "peak_mb": peak_bytes(lambda m=name: run(m, tensors, True)) / 2**20,
+            "peer": peer,
+            "peer_ms": 1e3 * seconds[f"{kind}: {peer}"],
+            "our_ms": 1e3 * seconds[f"{kind}: selattn"],
+            "times_faster": seconds[f"{kind}: {peer}"] / seconds[f"{kind}: selattn"],
         }
-        for name in (RIVAL, *names)
+        for peer, kind in pairs.items()
     ]
-
-
-def draw(rows: list[dict[str, object]], console: Console) -> None:
-    """The rows as a table."""
-    table = Table(title="time as a multiple of PyTorch's causal flash attention, same run", title_justify="left")
-    for heading in ("N", "backend", "forward", "forward + backward", "ms", "peak MB"):
-        table.add_column(heading, justify="left" if heading == "backend" else "right")
+    table = Table("peer", "its ms", "our ms", "times faster", title=f"N = {n:,}, forward + backward")
     for row in rows:
-        ratios = [f"{row['forward_ratio']:.2f}", f"{row['both_ratio']:.2f}"]
-        ms = f"{row['forward_ms']:.0f} | {row['both_ms']:.0f}"
-        last = row is rows[-1] or rows[rows.index(row) + 1]["n"] != row["n"]
-        table.add_row(f"{row['n']:,}", str(row["backend"]), *ratios, ms, f"{row['peak_mb']:,.0f}", end_section=last)
-    console.print(table)
+        table.add_row(row["peer"], f"{row['peer_ms']:.0f}", f"{row['our_ms']:.0f}", f"{row['times_faster']:.1f}")
+    Console().print(table)
+    return rows
+
+
+def threads(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds of ours and of the rival with 1 and 2 threads, and at 4 times the length."""
+    rows = []
+    for count, n, repeats in ((1, 4096, args.repeats), (2, 4096, args.repeats), (2, 16_384, 3)):
+        torch.set_num_threads(count)
+        tensors = _bench.inputs(n, SHAPE, False, args.seed)
+        for backward in (False, True):
+            call = partial(_bench.run, tensors=tensors, backward=backward)
+            rivals = {name: partial(call, name) for name in (RIVAL, "cpu")}
+            found = medians(rivals, repeats)
+            rows.append({"threads": count, "n": n, "backward": backward, **found, "ratio": found["cpu"] / found[RIVAL]})
+    table = Table("", "flash", "cpu", "cpu / flash", title="second thread, and 4 times the length")
+    for backward in (False, True):
+        one, two, long = (row for row in rows if row["backward"] == backward)
+        what = "forward + backward" if backward else "forward"
+        gains = [one[name] / two[name] for name in (RIVAL, "cpu")]
+        grows = [long[name] / two[name] for name in (RIVAL, "cpu")]
+        table.add_row(f"{what}: gain of the second thread", *(f"{x:.2f}" for x in gains), f"{gains[1] / gains[0]:.2f}")
+        table.add_row(f"{what}: 16,384 over 4,096", *(f"{x:.1f}" for x in grows), f"{grows[1] / grows[0]:.2f}")
+    Console().print(table)
+    return rows
+
+
+def memory(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """In a process of its own each: the highest resident memory, less that after imports."""
+    rows = []
+    for name in (RIVAL, "cpu"):
+        command = [sys.executable, __file__, "--one-call", name, str(n), "--seed", str(args.seed)]
+        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        rows.append({"n": n, "backend": name, "peak_mb": float(found[-1])})
+    ratio = rows[1]["peak_mb"] / rows[0]["peak_mb"]
+    print(f"N = {n:,}, forward + backward: {rows[1]['peak_mb']:.0f} MB, flash {rows[0]['peak_mb']:.0f} MB: {ratio:.2f}")
+    return rows
+
+
+def one_call(name: str, n: int, seed: int) -> None:
+    """Print the peak of a call: what `memory` starts. A small call first, which loads and starts what there is."""
+    _bench.run(name, _bench.inputs(128, SHAPE, False, seed), True)
+    before = peak_rss()
+    _bench.run(name, _bench.inputs(n, SHAPE, False, seed), True)
+    print(peak_rss() - before)
+
+
+def peak_rss() -> float:
+    """MB, the highest so far. (`ru_maxrss` would begin with that of the process which started this one.)"""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError("this system does not tell the highest resident memory")
 
 
 def main() -> None:
     """Measure, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument("--n", type=int, nargs="+", default=[512, 1024, 2048, 4096])
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--dim", type=int, default=64)
+    parser.add_argument("--long", type=int, default=16_384, help="N of the memory")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--reference-up-to", type=int, default=2048, help="the reference's N x N matrices get slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/attention.json")
+    parser.add_argument("--one-call", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
-
-    names = [name for name, missing in backends().items() if missing is None]
-    rows: list[dict[str, object]] = []
-    for name in names:
-        check(name, inputs(333, args))
-    for n in args.n:
-        rows += measure(n, [m for m in names if m != "reference" or n <= args.reference_up_to], args)
-    shape = {"batch": args.batch, "heads": args.heads, "dim": args.dim, "dtype": "float32", "repeats": args.repeats}
-    draw(rows, Console())
-    print(records.write_record(args.out, {"shape": shape, "rows": rows}, seed=args.seed))
+    if args.one_call:
+        return one_call(args.one_call[0], int(args.one_call[1]), args.seed)
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"unknown part {unknown.pop()!r}: choose from {', '.join(PARTS)}")
+    for forgets in (False, True):
+        for name in backends():
+            _bench.check(name, _bench.inputs(_bench.CHECK_LENGTH, SHAPE, forgets, args.seed))
+    found: dict[str, Any] = {"shape": {**SHAPE._asdict(), "dtype": "float32"}, "repeats": args.repeats}
+    for part in args.parts or PARTS:
+        print(f"\n{part}")
+        if part in ("nothing", "random"):
+            found[part] = speed(args.n, part == "random", args)
+        elif part == "peers":
+            found[part] = peers(2048, args)
+        elif part == "threads":
+            found[part] = threads(args)
+        else:
+            found[part] = memory(args.long, args)
+    print(records.write_record(args.out, found, seed=args.seed))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import medians
 from torch.nn import functional as nnf
 from transformers import DynamicCache
 
@@ -22,6 +21,7 @@ from selattn.cache import Budgets, Rules, SelectiveCache, Tokens, attend
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.parts import rotary_angles, rotate
 from selattn.ops import Selection
+from selattn.timing import medians
 
 PAPER = Budgets((8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8))  # 16 times less than 512 tokens in each of 12 layers
 STANDARD, PRUNED, WHOLE = "standard, DynamicCache", "selective, 16x budgets", "selective, K >= N"

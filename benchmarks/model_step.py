@@ -12,9 +12,9 @@ import argparse
 import torch
 from rich.console import Console
 from rich.table import Table
-from timing import medians
 
 from selattn import SelectiveConfig, SelectiveForCausalLM, records
+from selattn.timing import medians
 
 KINDS = ("standard", "selective")
 

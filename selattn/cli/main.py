@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from selattn import __version__
-from selattn.cli import convert, data, demo, eval, generate, info, prune, study, train, zoo
+from selattn.cli import bench, convert, data, demo, eval, generate, info, prune, study, train, zoo
 from selattn.errors import SelattnError
 
 COMMANDS = {
+    "bench": bench,
     "convert": convert,
     "data": data,
     "demo": demo,

@@ -1,0 +1,88 @@
+"""Measuring the attention backends beside PyTorch's flash attention, for `selattn bench` and benchmarks/."""
+
+import statistics
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from selattn.errors import SelattnError
+from selattn.ops import backends, selective_attention
+from selattn.timing import medians
+
+RIVAL = "flash"  # PyTorch's scaled_dot_product_attention(is_causal=True)
+CHECK_LENGTH = 333
+WORST = 1e-4  # an error, relative to the largest number, above which a result counts as wrong
+
+
+class Shape(NamedTuple):
+    """[batch, heads, N, dim] of query, key and value."""
+
+    batch: int = 1
+    heads: int = 12
+    dim: int = 64
+    dtype: torch.dtype = torch.float32
+
+
+def inputs(n: int, shape: Shape, forgets: bool, seed: int) -> tuple[Tensor, ...]:
+    """query, key, value and the output's gradient; random, or such that nothing is ever selected."""
+    generator = torch.Generator().manual_seed(seed)
+    size = (shape.batch, shape.heads, n, shape.dim)
+    query, key, value, gradient = (torch.randn(size, generator=generator) for _ in range(4))
+    if not forgets:  # all logits of the selecting head are negative
+        query[:, 0], key[:, 0] = -query[:, 0].abs(), key[:, 0].abs()
+    made = (x.to(shape.dtype) for x in (query, key, value))
+    return (*(x.requires_grad_() for x in made), gradient.to(shape.dtype))
+
+
+def run(name: str, tensors: tuple[Tensor, ...], backward: bool, **options: Any) -> list[Tensor]:
+    """One call of the backend (or of the rival, standard attention), with gradients if wanted."""
+    *qkv, gradient = tensors
+    with torch.set_grad_enabled(backward):
+        if name == RIVAL:
+            output = nnf.scaled_dot_product_attention(*qkv, is_causal=True)
+        else:
+            output = selective_attention(*qkv, backend=name, **options)
+        return [output, *torch.autograd.grad(output, qkv, gradient)] if backward else [output]
+
+
+def check(name: str, tensors: tuple[Tensor, ...]) -> None:
+    """Output and gradients against the reference in fp64: no times for wrong results."""
+    exact = tuple(x.detach().double().requires_grad_(x.requires_grad) for x in tensors)
+    allowed = WORST if tensors[0].dtype != torch.bfloat16 else 0.05
+    for found, true in zip(run(name, tensors, True), run("reference", exact, True), strict=True):
+        worst = ((found.double() - true).abs().max() / true.abs().max()).item()
+        if not worst < allowed:
+            raise SelattnError(f"backend {name!r} is wrong by {worst:.1e}: no times are printed for wrong results")
+
+
+def living_share(tensors: tuple[Tensor, ...]) -> float:
+    """The share of pairs that `cpu` computes, 1 where it is not built."""
+    with torch.no_grad():
+        name = "cpu" if backends()["cpu"] is None else "reference"
+        return selective_attention(*tensors[:3], return_living=True, backend=name).living.mean().item()
+
+
+def measure(tensors: tuple[Tensor, ...], names: list[str], repeats: int) -> list[dict[str, Any]]:
+    """A row for each backend, the rival first: milliseconds, and times the rival's in the same run."""
+    times = {
+        backward: medians({m: lambda m=m, b=backward: run(m, tensors, b) for m in (RIVAL, *names)}, repeats)
+        for backward in (False, True)
+    }
+    return [
+        {
+            "n": tensors[0].shape[2],
+            "backend": name,
+            "forward_ms": 1e3 * times[False][name],
+            "both_ms": 1e3 * times[True][name],
+            "forward_ratio": times[False][name] / times[False][RIVAL],
+            "both_ratio": times[True][name] / times[True][RIVAL],
+        }
+        for name in (RIVAL, *names)
+    ]
+
+
+def mean_ratio(rows: list[dict[str, Any]], name: str) -> float:
+    """Over the lengths."""
+    return statistics.fmean(row["both_ratio"] for row in rows if row["backend"] == name)
