@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +17,8 @@ from selattn.evaluate.subjects import BUDGETS, fingerprint, load_model, tokenize
 from selattn.evaluate.team import Team
 from selattn.evaluate.text import Text
 from selattn.models import SelectiveForCausalLM
-from selattn.models.summary import read_config
 from selattn.models.zoo import find_model
-from selattn.prune.path import Step, append, chosen, open_folder
+from selattn.prune.path import Step, append, chosen, claimed, open_folder
 from selattn.prune.search import Procedure, first_step, steps
 from selattn.prune.trials import Trials
 from selattn.prune.until import Until
@@ -89,14 +89,36 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
     """Search, or go on searching, and write the budgets; `show` gets each iteration and the last one possible."""
     folder = find_model(job.model)
     tokenizer = tokenizer_of(folder)
-    layers, context = read_config(folder).num_hidden_layers, job.procedure.context
+    context = job.procedure.context
     if job.until.baseline is not None:
         _check_baseline(find_model(job.until.baseline), folder)
     batches, reported = _sets(job, tokenizer)
-    past = team.by_one(lambda: open_folder(job.out, _settings(job, folder)))
-    model = load_model(folder)
-    until = _with_baseline(job, batches, team)
+    with contextlib.ExitStack() as stack:
+        team.by_one(lambda: stack.enter_context(claimed(job.out)))
+        past = team.by_one(lambda: open_folder(job.out, _settings(job, folder)))
+        model = load_model(folder)
+        until = _with_baseline(job, batches, team)
+        path = _search(job, model, batches, past, until, team, show)
+        best = path[chosen(path, until, context)[0]]
+        found = _report(job, model, best, reported, team)
+        if team.leads:
+            notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
+            Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
+    sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
+    return Pruned(best, path, until.limit(path[0].loss), found, sizes)
 
+
+def _search(
+    job: Job,
+    model: SelectiveForCausalLM,
+    batches: Sequence[Batch],
+    past: list[Step],
+    until: Until,
+    team: Team,
+    show: Callable[[Step, int], None],
+) -> list[Step]:
+    """The path as far as the threshold; each iteration is on the disk before the next one begins."""
+    layers, context = model.config.num_hidden_layers, job.procedure.context
     budgets = past[-1].budgets if past else (context,) * layers
     trials = Trials(model, batches, budgets, job.policy, team)
     path = past or [first_step(trials)]
@@ -115,14 +137,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
         show(step, last)
         if chosen([path[0], step], until, context)[1]:
             break
-    best = path[chosen(path, until, context)[0]]
-    found = _report(job, model, best, reported, team)
-    sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
-    pruned = Pruned(best, path, until.limit(path[0].loss), found, sizes)
-    if team.leads:
-        notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
-        Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
-    return pruned
+    return path
 
 
 def _sets(job: Job, tokenizer: Any) -> tuple[list[Batch], list[Batch]]:

@@ -6,9 +6,11 @@ folder serves several thresholds: what is there is read, what is missing is sear
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,26 @@ def chosen(path: Sequence[Step], until: Until, context: int) -> tuple[int, bool]
     return path[-1].iteration, False
 
 
+@contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """One search in a folder at a time. The claim goes with the process, however that ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SelattnError(
+                f"another process is searching in {folder}: wait for it, or choose another --out"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
 def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
     """Begin a search in a folder, or take up the one that is there if it has the same settings: its path so far."""
     file = folder / SETTINGS
@@ -66,7 +88,6 @@ def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
         if file.exists():
             _compare(json.loads(file.read_text()), settings, folder)
             return read_path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         half = file.with_name(file.name + ".part")
         half.write_text(json.dumps(settings, indent=2) + "\n")
         half.replace(file)

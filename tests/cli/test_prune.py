@@ -15,6 +15,7 @@ from selattn.cli.main import main
 from selattn.evaluate import subjects
 from selattn.models import SelectiveForCausalLM
 from selattn.prune import job
+from selattn.prune.path import claimed
 from tests.evaluate.folders import model_folder, text_file
 
 ROOT = Path(__file__).parents[2]
@@ -207,6 +208,13 @@ def test_errors_are_one_line(here, tmp_path, monkeypatch, capsys, more, says):
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
     assert says in err
+
+
+def test_one_search_in_a_folder_at_a_time(here, tmp_path, capsys):
+    with claimed(tmp_path / "search"):
+        assert main(command(here, tmp_path / "search")) == 2
+    assert "another process is searching" in capsys.readouterr().err
+    assert main(command(here, tmp_path / "search", until="factor=1.1")) == 0
 
 
 def test_a_folder_of_another_search_is_left_alone(whole, here, capsys):
