@@ -1,6 +1,6 @@
 """Measuring the attention backends beside PyTorch's flash attention, for `selattn bench` and benchmarks/."""
 
-import statistics
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,13 +38,13 @@ def inputs(n: int, shape: Shape, forgets: bool, seed: int) -> tuple[Tensor, ...]
 
 def run(name: str, tensors: tuple[Tensor, ...], backward: bool, **options: Any) -> list[Tensor]:
     """One call of the backend (or of the rival, standard attention), with gradients if wanted."""
-    *qkv, gradient = tensors
+    query, key, value, gradient = tensors
     with torch.set_grad_enabled(backward):
         if name == RIVAL:
-            output = nnf.scaled_dot_product_attention(*qkv, is_causal=True)
+            output = nnf.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
-            output = selective_attention(*qkv, backend=name, **options)
-        return [output, *torch.autograd.grad(output, qkv, gradient)] if backward else [output]
+            output = selective_attention(query, key, value, backend=name, **options)
+        return [output, *torch.autograd.grad(output, (query, key, value), gradient)] if backward else [output]
 
 
 def check(name: str, tensors: tuple[Tensor, ...]) -> None:
@@ -59,15 +59,19 @@ def check(name: str, tensors: tuple[Tensor, ...]) -> None:
 
 def living_share(tensors: tuple[Tensor, ...]) -> float:
     """The share of pairs that `cpu` computes, 1 where it is not built."""
+    query, key, value = tensors[:3]
+    if backends()["cpu"] is not None:
+        return 1.0
     with torch.no_grad():
-        name = "cpu" if backends()["cpu"] is None else "reference"
-        return selective_attention(*tensors[:3], return_living=True, backend=name).living.mean().item()
+        living: Tensor = selective_attention(query, key, value, return_living=True, backend="cpu").living
+    return living.mean().item()
 
 
 def measure(tensors: tuple[Tensor, ...], names: list[str], repeats: int) -> list[dict[str, Any]]:
     """A row for each backend, the rival first: milliseconds, and times the rival's in the same run."""
+    rivals = (RIVAL, *names)
     times = {
-        backward: medians({m: lambda m=m, b=backward: run(m, tensors, b) for m in (RIVAL, *names)}, repeats)
+        backward: medians({name: partial(run, name, tensors, backward) for name in rivals}, repeats)
         for backward in (False, True)
     }
     return [
@@ -79,10 +83,5 @@ def measure(tensors: tuple[Tensor, ...], names: list[str], repeats: int) -> list
             "forward_ratio": times[False][name] / times[False][RIVAL],
             "both_ratio": times[True][name] / times[True][RIVAL],
         }
-        for name in (RIVAL, *names)
+        for name in rivals
     ]
-
-
-def mean_ratio(rows: list[dict[str, Any]], name: str) -> float:
-    """Over the lengths."""
-    return statistics.fmean(row["both_ratio"] for row in rows if row["backend"] == name)

@@ -90,10 +90,8 @@ def draw(rows: list[dict[str, Any]], console: "Console") -> None:
         table.add_column("ms", justify="right")
     longest = max(row[key] for row in rows for key in ("forward_ratio", "both_ratio"))
     for row in rows:
-        cells = []
-        for key in ("forward", "both"):
-            cells += [bar(row[f"{key}_ratio"], longest), f"{row[f'{key}_ms']:.1f}"]
-        table.add_row(row["backend"], *cells)
+        forward, both = (bar(row[f"{key}_ratio"], longest) for key in ("forward", "both"))
+        table.add_row(row["backend"], forward, f"{row['forward_ms']:.1f}", both, f"{row['both_ms']:.1f}")
     console.print(table, "")
 
 

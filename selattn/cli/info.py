@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, dict[str, str | int | bool | None]]:
-    """Groups of facts; in `backends` and `compiled`, None stands for an available one, else there is the reason."""
+    """Groups of facts; of backends and of the compiled library, None stands for available, else there is the reason."""
     from selattn import native, records
     from selattn.ops import dispatch
 
@@ -40,7 +40,7 @@ def collect() -> dict[str, dict[str, str | int | bool | None]]:
         "versions": {**records.versions()},
         "machine": {**records.machine()},
         "backends": {**dispatch.backends()},
-        "compiled": {"eviction order": native.unavailable()},
+        "compiled library": {"attention, decoding": native.unavailable(), "instruction set": native.target() or "none"},
     }
 
 
@@ -49,11 +49,15 @@ def draw(found: dict[str, dict[str, str | int | bool | None]], console: "Console
     from rich.table import Table
     from rich.text import Text
 
+    from selattn import native
+
     for group, rows in found.items():
         table = Table(title=group, title_justify="left", show_header=False)
         for name, value in rows.items():
-            if group in ("backends", "compiled"):
-                shown = Text("available", "green") if value is None else Text(str(value), "yellow")
+            if value is None:
+                shown = Text("available", "green")
+            elif group == "backends" or value == native.unavailable():
+                shown = Text(str(value), "yellow")
             elif isinstance(value, bool):
                 shown = Text("yes" if value else "no")
             else:
