@@ -70,23 +70,21 @@ def list_models(console: "Console") -> None:
         console.print(f"There are no models in {zoo_folder()}.")
         return
     table = Table(title="zoo", title_justify="left", title_style="bold")
-    for name in ("model", "attention", "trained on"):
-        table.add_column(name)
-    for name in ("layers", "context", "tokens seen", "validation", "MB"):
+    table.add_column("model", no_wrap=True)
+    table.add_column("trained on")
+    for name in ("layers", "context", "tokens", "validation", "MB"):
         table.add_column(name, justify="right")
     for name, path in models.items():
         config = json.loads((path / "config.json").read_text())
         record = json.loads((path / "training_record.json").read_text())
         data, found = record["run"]["data"], record["evaluation"]["validation"]
-        memory = " + memory loss" if config["memory_epsilon"] else ""
         table.add_row(
             PREFIX + name,
-            ", ".join(config["attention"]) + memory,
-            Path(data["source"]).name if data["kind"] == "text" else data["kind"],
+            Path(data["source"]).name if data["kind"] == "text" else f"{data['variables']} x {data['values']} values",
             str(config["num_hidden_layers"]),
             f"{config['max_position_embeddings']:,}",
-            f"{record['tokens']:,}",
-            f"{found['accuracy']:.1%} right" if "accuracy" in found else f"loss {found['loss']:.3f}",
+            f"{record['tokens'] / 1e6:.1f}M",
+            f"{found['accuracy']:.1%}" if "accuracy" in found else f"{found['loss']:.3f}",
             f"{sum(file.stat().st_size for file in path.iterdir()) / 1e6:.1f}",
         )
-    console.print(table)
+    console.print(table, "[dim]validation: loss per token, or the share of right answers[/]")
