@@ -64,7 +64,7 @@ def introduce(task: VariableAssignment, run: RunConfig, console: Console) -> Non
         f"{run.batch.size} samples with {task.assignments} assignments of {task.values} values to {task.variables} "
         "variables. One sample, whose last token is the answer:\n"
     )
-    console.print(Text(task.render(task.dataset(0, 1)[0]["input_ids"]), "cyan"), "")
+    console.print(Text(task.render(task.dataset(0, 1)[0]["input_ids"]), "cyan"), end="\n\n")
 
 
 def draw_accuracy(finished: dict[str, Finished], task: VariableAssignment, console: Console) -> None:

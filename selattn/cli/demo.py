@@ -67,7 +67,7 @@ def draw(example: "Example", console: "Console") -> None:
     answers = {"standard": example.standard_answer, "selective": example.selective_answer}
     console.print("[bold]What x=? reads[/]")
     console.print(_draw.bars(ANSWERS, answers, width=min(console.width, 104) // 2 - 16), "")
-    console.print(conclusion(example), "")
+    console.print(conclusion(example), end="\n\n")
 
 
 def draw_masking(example: "Example", console: "Console") -> None:
