@@ -16,9 +16,13 @@ from selattn.ops import Fixed, Selection, Sequences, Strided, attention, selecti
 from selattn.ops.patterns import COMBINE
 from selattn.ops.request import Attention
 
-BACKENDS = ("reference", "sdpa", "chunked")
+BACKENDS = ("reference", "sdpa", "chunked", "cpu")
 NAMES = ("output", "f", "memory", "state")
 LENGTHS = (1, 2, 31, 33, 63, 111, 128, 129)  # strips are 32 to 128 wide
+# The compiled backend's borders: groups of 4 and 12 keys, panels of 12 or 24 queries, blocks of 96, chunks of 192 keys.
+TILED = (1, 5, 11, 12, 13, 23, 25, 95, 96, 97, 191, 193, 289)
+SIZES = (1, 3, 4, 7, 16)  # of heads
+TILED_SIZES = (1, 4, 7, 8, 16, 17, 33)
 SHORT = tuple(range(1, 8))
 # (STRIP_WIDTHS, STRIP_ELEMENTS): as shipped; and narrow, so that short sequences have many borders.
 SHIPPED = (strips.STRIP_WIDTHS, strips.STRIP_ELEMENTS)
@@ -27,6 +31,21 @@ PATTERNS = st.one_of(
     st.builds(Strided, st.integers(1, 5), st.sampled_from(COMBINE)),
     st.integers(1, 5).flatmap(lambda l: st.builds(Fixed, st.just(l), st.integers(1, l), st.sampled_from(COMBINE))),
 )
+
+
+# What a backend gives beside the output; the compiled one never holds F. All its refusals are in test_errors.py.
+GIVES = {"cpu": ("memory", "state")}
+
+
+def returns(backend, *names):
+    """The arguments that ask for these results, but for those that the backend does not give; default: for all."""
+    given = GIVES.get(backend, ("f", "memory", "state"))
+    return {f"return_{name}": True for name in names or given if name in given}
+
+
+def only(backends, *refused):
+    """These backends without the ones that refuse what a test is about."""
+    return [name for name in backends if name not in refused]
 
 
 def examples(factor):
@@ -50,19 +69,22 @@ class Case:
         return mock.patch.multiple(strips, STRIP_WIDTHS=self.strips[0], STRIP_ELEMENTS=self.strips[1])
 
     def result(self, backend, inputs=None, **more):
-        """What the operator gives for this case; for other numbers if `inputs` are given."""
+        """What the operator gives for this case; for other numbers if `inputs` are given. No column is left out."""
+        more = {"tolerance": 0.0, "backend": backend} | self.options | more
         with self.in_strips():
-            got = selective_attention(**(inputs or self.inputs), **self.options, backend=backend, **more)
+            got = selective_attention(**(inputs or self.inputs), **more)
         return got if isinstance(got, tuple) else Attention(got)
 
-    def run(self, backend, upstream=None):
+    def run(self, backend, upstream=None, gradients=True):
         """By name: every result that was asked for, and the gradient of every input.
 
         The upstream gradients are random, for the results named in `self.upstream`, unless they are given by name.
         """
-        leaves = {name: x.detach().clone().requires_grad_() for name, x in self.inputs.items()}
+        leaves = {name: x.detach().clone().requires_grad_(gradients) for name, x in self.inputs.items()}
         got = self.result(backend, leaves)._asdict()
         got = {name: got[name] for name in NAMES if got[name] is not None}
+        if not gradients:
+            return got
         if upstream is None:
             chance = torch.Generator().manual_seed(self.seed)
             upstream = {name: torch.randn(x.shape, generator=chance, dtype=torch.float64) for name, x in got.items()}
@@ -71,6 +93,10 @@ class Case:
         with self.in_strips():
             gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return got | {f"d {name}": g for name, g in zip(leaves, gradients, strict=True)}
+
+    def differentiable(self, backend):
+        """Whether the backend gives gradients for it: the compiled one has none through the state."""
+        return backend != "cpu" or not ("state" in self.inputs or self.options.get("return_state"))
 
     def request(self):
         """The `Request` that the backends are given."""
@@ -137,25 +163,28 @@ def sequences(ids):
 
 
 @st.composite
-def selections(draw, heads):
-    """Every switch, and one or several selecting heads."""
+def selections(draw, heads, masks=True):
+    """Every switch, and one or, with `masks`, several selecting heads."""
     head = st.integers(0, heads - 1)
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     several = st.sampled_from(divisors).flatmap(lambda n: st.tuples(*[head] * n))
     on = st.sampled_from((True, True, False))
-    return Selection(draw(st.one_of(st.just(0), head, several)), draw(on), draw(on), draw(on), draw(on))
+    chosen = draw(st.one_of(st.just(0), head, several) if masks else st.one_of(st.just(0), head))
+    return Selection(chosen, draw(on), draw(on), draw(on), draw(on))
 
 
 @st.composite
-def cases(draw, lengths=LENGTHS, all_returns=False):
-    """A whole situation."""
+def cases(draw, lengths=LENGTHS, all_returns=False, backend="reference"):
+    """A whole situation; for "cpu" one that it does not refuse."""
+    everything = backend != "cpu"
     seed = draw(st.integers(0, 2**31))
     chance = torch.Generator().manual_seed(seed)
     maybe = st.booleans()
     B, G, shared = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
     H, N = G * shared, draw(st.sampled_from(lengths))
-    past = draw(st.sampled_from((0, 0, 1, min(N, 40))))
-    M, size = N + past, st.sampled_from((1, 3, 4, 7, 16))
+    continues = everything or all_returns or draw(st.sampled_from((False, False, True)))
+    past = draw(st.sampled_from((0, 0, 1, min(N, 40)))) if continues else 0
+    M, size = N + past, st.sampled_from(SIZES if everything else TILED_SIZES)
     D, Dv = draw(size), draw(size)
 
     def normal(*shape):
@@ -166,8 +195,8 @@ def cases(draw, lengths=LENGTHS, all_returns=False):
 
     transposed = draw(maybe)
     inputs = {"query": 2 * heads_of(H, N, D), "key": heads_of(G, M, D), "value": heads_of(G, M, Dv)}
-    chosen = draw(selections(H))
-    if draw(st.sampled_from((False, False, True))):
+    chosen = draw(selections(H, masks=everything))
+    if everything and draw(st.sampled_from((False, False, True))):
         chosen = Selection(0, chosen.relu, chosen.protect_first, chosen.protect_self, chosen.shift)
         masks = draw(st.sampled_from([n for n in range(1, H + 1) if H % n == 0]))
         inputs |= {"selection_query": heads_of(masks, N, 3), "selection_key": heads_of(masks, M, 3)}
@@ -186,13 +215,15 @@ def cases(draw, lengths=LENGTHS, all_returns=False):
         "strength": draw(st.sampled_from((1.0, 1.0, 0.3, 0.0, torch.tensor(0.7)))),
         "tau": draw(st.sampled_from((1.0, 0.4, 6.0))),
     }
-    kind = draw(st.sampled_from((None, "shared", "each")))
+    kind = draw(st.sampled_from((None, "shared", "each" if everything else None)))
     if kind:
         shape = (B, M) if kind == "shared" else (B, G, M)
         options["visible_until"] = torch.randint(-1, M + M // 2 + 2, shape, generator=chance)
-    kind = draw(st.sampled_from((None, None, "bias", "bool")))
+    padding = (None, None, "bool") if documents is None else (None,)
+    kind = draw(st.sampled_from((None, None, "bias", "bool") if everything else padding))
     if kind:
         full = [n if draw(maybe) else 1 for n in (B, H, N, M)]
+        full = full if everything else [full[0], 1, 1, full[3]]
         if kind == "bias":
             holes = torch.rand(full, generator=chance) < draw(st.sampled_from((0.0, 0.2)))
             inputs["attn_mask"] = normal(*full).masked_fill(holes, -torch.inf)
@@ -202,7 +233,9 @@ def cases(draw, lengths=LENGTHS, all_returns=False):
                 documents = [
                     [0 if x else None for x in row] for row in options["attn_mask"].expand(B, 1, 1, M)[:, 0, 0].tolist()
                 ]
-    asked = {name for name in ("f", "memory", "state") if all_returns or draw(maybe)}
+    can_ask = GIVES.get(backend, ("f", "memory", "state")) if continues else ("memory",)
+    asked = {name for name in can_ask if all_returns or draw(maybe)}
     options |= {f"return_{name}": True for name in asked}
     upstream = {name for name in ("output", *sorted(asked)) if draw(st.sampled_from((True, True, False)))} or {"output"}
+    upstream = upstream if everything else upstream - {"state"} or {"output"}
     return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS)), upstream)

@@ -2,9 +2,10 @@
 
 import pytest
 from hypothesis import assume, event, given
+from hypothesis import strategies as st
 
 from selattn.ops import dispatch
-from tests.ops.cases import BACKENDS, SHORT, assert_same, cases, examples
+from tests.ops.cases import BACKENDS, LENGTHS, SHORT, TILED, assert_same, cases, examples
 
 FAST = [name for name in BACKENDS if name != "reference"]
 
@@ -13,18 +14,19 @@ def compare(case, backend):
     assume(dispatch.BACKENDS[backend].refusal(case.request()) is None)
     for name in sorted(case.upstream):
         event(f"gradient of {name}")
-    assert_same(case.run(backend), case.run("reference"))
+    gradients = case.differentiable(backend)
+    assert_same(case.run(backend, gradients=gradients), case.run("reference", gradients=gradients))
 
 
 @pytest.mark.parametrize("backend", FAST)
 @examples(6)
-@given(case=cases(SHORT))
-def test_short_sequences(case, backend):
-    compare(case, backend)
+@given(data=st.data())
+def test_short_sequences(data, backend):
+    compare(data.draw(cases(SHORT, backend=backend)), backend)
 
 
 @pytest.mark.parametrize("backend", FAST)
 @examples(2)
-@given(case=cases())
-def test_lengths_at_the_borders_of_strips(case, backend):
-    compare(case, backend)
+@given(data=st.data())
+def test_lengths_at_the_borders_of_strips_and_tiles(data, backend):
+    compare(data.draw(cases(TILED if backend == "cpu" else LENGTHS, backend=backend)), backend)

@@ -5,8 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from selattn.ops import Fixed, Selection, Sequences, causal_attention, chunked, sdpa, selective_attention
-from tests.ops.cases import BACKENDS
+from selattn.ops import Fixed, Selection, Sequences, causal_attention, chunked, cpu, sdpa, selective_attention
+from tests.ops.cases import BACKENDS, only
 
 B, N = 2, 37
 
@@ -61,6 +61,13 @@ def sparse(q, k, v, _, backend):
     return causal_attention(q, k, v, pattern=Fixed(8, 2, "split"), enable_gqa=True, backend=backend).sin().sum()
 
 
+def evicted(q, k, v, until, backend):
+    got = selective_attention(
+        q, k, v, visible_until=until, window=20, strength=0.7, enable_gqa=True, return_memory=True, backend=backend
+    )
+    return got.output.sin().sum() + got.memory.sin().sum()
+
+
 def standard(q, k, v, _, backend):
     return causal_attention(q, k, v, enable_gqa=True, backend=backend).sin().sum()
 
@@ -73,12 +80,16 @@ FORMS = {
     separate: None,
     continued: torch.ones(B, 1, N - 5, dtype=torch.float64),
     sparse: None,
+    evicted: torch.arange(N).expand(B, N) + 10,
     standard: None,
 }
+REFUSED = {"cpu": (packed, several_masks, separate, continued, sparse)}  # with what they ask for; see test_errors.py
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    ("form", "backend"),
+    [pytest.param(f, b, id=f"{f.__name__}-{b}") for f in FORMS for b in BACKENDS if f not in REFUSED.get(b, ())],
+)
 def test_compiled_is_eager(form, backend):
     """One graph, forward and backward."""
     inputs, extra = leaves(), FORMS[form]
@@ -117,14 +128,14 @@ def test_a_strength_that_changes_does_not_recompile(backend):
 
 
 # The reference takes 8 s: its matrices of symbolic size.
-@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa", "chunked"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa", "chunked", "cpu"])
 def test_another_length_does_not_recompile(backend):
     def attend(x):
         return selective_attention(x, x, x, backend=backend)
 
     counter, frames = CompileCounterWithBackend("aot_eager"), []
     compiled = torch.compile(attend, fullgraph=True, backend=counter, dynamic=True)
-    for n in (33, 47, 70):
+    for n in (100, 130, 200) if backend == "cpu" else (33, 47, 70):  # one block of 96 is a size of 1: another graph
         x = normal(1, 2, n, 4).requires_grad_()
         got, want = compiled(x), attend(x)
         assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -166,6 +177,43 @@ def test_registered_operators_of_chunked(kind):
     torch.library.opcheck(chunked._backward, (output, lse, *upstream, plain[5] is not None, *plain))
 
 
+def compiled_arguments(dtype=torch.float64, **more):
+    q, k, v = (x.detach().to(dtype).requires_grad_(more.get("gradient", True)) for x in leaves())
+    tensors = {"query": q, "key": k, "value": v, "strength": None, "start": None, "until": None, "state": None}
+    settings = {"scale": 0.4, "softcap": 0.0, "selecting": 0, "relu": True, "protect_first": True, "protect_self": True}
+    settings |= {"shift": True, "tau": 1.0, "window": 0, "tolerance": 2.0**-24}
+    settings |= {"memory": False, "state_out": False, "living": False, "gradient": True}
+    return tuple((tensors | settings | more).values())
+
+
+COMPILED = {
+    "default": {},
+    "all results": {"memory": True, "living": True},
+    "half": {"dtype": torch.bfloat16, "memory": True},
+    "single": {"dtype": torch.float32, "memory": True, "softcap": 3.0, "window": 7},
+    "packed, evicted": {
+        "start": FORMS[packed] * 21,
+        "until": FORMS[evicted].unsqueeze(1),
+        "strength": torch.tensor(0.5),
+        "memory": True,
+    },
+    "state": {"state": torch.ones(B, 1, N).double(), "state_out": True, "gradient": False},
+    "standard": {"selecting": -1},
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_registered_operators_of_cpu(kind):
+    arguments = compiled_arguments(**COMPILED[kind])
+    torch.library.opcheck(cpu._forward, arguments)
+    if not COMPILED[kind].get("gradient", True):
+        return
+    plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
+    output, lse, memory, _, block_f, dead, _ = cpu._forward(*plain)
+    d_memory = torch.ones_like(memory) if memory.numel() else None
+    torch.library.opcheck(cpu._backward, (output, lse, block_f, dead, torch.ones_like(output), d_memory, *plain))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_registered_operators_of_sdpa(with_bias, dtype):
@@ -179,7 +227,7 @@ def test_registered_operators_of_sdpa(with_bias, dtype):
     torch.library.opcheck(sdpa._biased_backward, (torch.ones_like(output), output, lse, q, k, v, bias, 0.4, with_bias))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", only(BACKENDS, "cpu"))
 def test_compiled_dropout_draws_anew_each_time(backend):
     """The seed is drawn in the graph, not once when it is compiled."""
 

@@ -20,7 +20,7 @@ def test_backends_are_listed_with_why_not():
     with mock.patch.object(dispatch.BACKENDS["chunked"], "unavailable", return_value="no strips today"):
         assert backends()["chunked"] == "no strips today"
         with pytest.raises(
-            SelattnError, match="'chunked' cannot do this: no strips today; use reference or sdpa, or auto"
+            SelattnError, match="'chunked' cannot do this: no strips today; use reference or sdpa or cpu, or auto"
         ):
             selective_attention(X, X, X, backend="chunked")
 
@@ -49,12 +49,38 @@ def test_auto_takes_pytorchs_kernel_where_there_is_nothing_but_causality():
         causal_attention(X[:, :, 1:], X, X)
 
 
-def test_auto_is_chunked_but_for_the_weights():
-    with mock.patch.object(dispatch.BACKENDS["chunked"], "attend", side_effect=AssertionError("chunked ran")):
-        got = selective_attention(X, X, X, return_weights=True)
-        with pytest.raises(AssertionError, match="chunked ran"):
-            selective_attention(X, X, X)
-    assert got.weights.shape == (1, 2, 4, 4)
+def chosen(**options):
+    """The backend that "auto" runs for this call."""
+    ran = []
+
+    def spy(name, real):
+        return mock.Mock(
+            unavailable=real.unavailable, refusal=real.refusal, attend=lambda r: ran.append(name) or Attention(r)
+        )
+
+    with mock.patch.dict(dispatch.BACKENDS, {name: spy(name, m) for name, m in dispatch.BACKENDS.items()}):
+        selective_attention(*([options.pop("x", X)] * 3), **options)
+    return ran
+
+
+def test_auto_is_compiled_where_it_can_and_else_chunked():
+    assert chosen() == ["cpu"]
+    assert chosen(x=X.bfloat16(), window=2, softcap=3.0, return_memory=True, return_living=True) == ["cpu"]
+    assert chosen(return_f=True) == ["chunked"]
+    assert chosen(x=X.half()) == ["chunked"]
+    assert chosen(dropout_p=0.1) == ["chunked"]
+    assert chosen(return_state=True) == ["cpu"]
+    assert chosen(x=X.clone().requires_grad_(), return_state=True) == ["chunked"]
+    assert chosen(return_weights=True) == ["reference"]
+
+
+def test_auto_is_chunked_where_nothing_was_compiled():
+    with mock.patch.object(dispatch.BACKENDS["cpu"], "unavailable", return_value="it was not built"):
+        assert chosen() == ["chunked"]
+        with pytest.raises(
+            SelattnError, match="'cpu' cannot do this: it was not built; use reference or sdpa or chunked"
+        ):
+            selective_attention(X, X, X, backend="cpu")
 
 
 @examples(2)
@@ -67,18 +93,27 @@ def test_auto_never_picks_one_that_refuses(case):
 @examples(2)
 @given(case=cases(SHORT))
 def test_backends_refuse_nothing_else(case):
-    """The reference does everything; `sdpa` has no soft cap; only the weights are too much for `chunked`."""
+    """The reference does everything; `sdpa` has no soft cap; only the weights are too much for `chunked`.
+
+    What `cpu` refuses is in test_errors.py.
+    """
     request = case.request()
-    refused = {name for name, module in dispatch.BACKENDS.items() if module.refusal(request)}
+    refused = {name for name, module in dispatch.BACKENDS.items() if module.refusal(request)} - {"cpu"}
     assert refused == ({"sdpa"} if request.softcap else set())
     asked = request._replace(return_weights=True)
-    assert {name for name, module in dispatch.BACKENDS.items() if module.refusal(asked)} == {"sdpa", "chunked"}
+    assert {name for name, module in dispatch.BACKENDS.items() if module.refusal(asked)} == {"sdpa", "chunked", "cpu"}
+
+
+@examples(2)
+@given(case=cases(SHORT, backend="cpu"))
+def test_compiled_refuses_nothing_of_its_own(case):
+    assert dispatch.BACKENDS["cpu"].refusal(case.request()) is None
 
 
 def test_only_what_was_asked_for_comes_back():
     assert isinstance(selective_attention(X, X, X), torch.Tensor)
     assert isinstance(causal_attention(X, X, X), torch.Tensor)
-    for name in ("f", "memory", "state", "weights"):
+    for name in ("f", "memory", "state", "weights", "living"):
         for backend in ("auto", "reference"):
             got = selective_attention(X, X, X, backend=backend, **{f"return_{name}": True})
             assert [field for field, x in got._asdict().items() if x is not None] == ["output", name]

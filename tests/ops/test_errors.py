@@ -10,6 +10,7 @@ from selattn.ops import Selection, Sequences, Strided, causal_attention, selecti
 
 B, H, N, M, D = 2, 4, 3, 5, 6
 Q, K, V = torch.randn(B, H, N, D), torch.randn(B, H, M, D), torch.randn(B, H, M, 7)
+INPUTS = {"query": Q, "key": K, "value": V}
 STATE = torch.zeros(B, 1, M - N)
 FORM = {"selection_query": torch.randn(B, 1, N, 3), "selection_key": torch.randn(B, 1, M, 3)}
 
@@ -68,6 +69,9 @@ WRONG = {
     "window of 2.0": ({"window": 2.0}, "window must be a whole number of keys, .*not 2.0"),
     "infinite window": ({"window": math.inf}, "window must be a whole number of keys, .*not inf"),
     "true as window": ({"window": True}, "window must be a whole number of keys, .*not True"),
+    "tolerance of 1": ({"tolerance": 1.0}, "tolerance must be at least 0 and below 1, not 1.0"),
+    "tolerance below 0": ({"tolerance": -1e-9}, "tolerance must be at least 0"),
+    "tolerance not a number": ({"tolerance": math.nan}, "tolerance must be .*not nan"),
     "tau of 0": ({"tau": 0.0}, "tau must be above 0, not 0.0"),
     "strength above 1": ({"strength": 1.5}, r"strength must be in \[0, 1\], not 1.5"),
     "strength not a number": ({"strength": math.nan}, r"strength must be in \[0, 1\], not nan"),
@@ -119,7 +123,7 @@ WRONG = {
     "nothing like a backend": ({"backend": "zzz"}, "unknown backend 'zzz': choose auto"),
     "soft cap on sdpa": (
         {"softcap": 3.0, "backend": "sdpa"},
-        "backend 'sdpa' cannot do this: .*no soft cap; use reference or chunked, or auto",
+        "backend 'sdpa' cannot do this: .*no soft cap; use reference or chunked or cpu, or auto",
     ),
     "weights on sdpa": (
         {"return_weights": True, "backend": "sdpa"},
@@ -128,6 +132,38 @@ WRONG = {
     "weights on chunked": (
         {"return_weights": True, "backend": "chunked"},
         "backend 'chunked' cannot do this: .*weights.*; use reference, or auto",
+    ),
+}
+
+
+# What the compiled backend does not do, and the reason that it gives.
+COMPILED = {
+    "half precision": ({x: y.half() for x, y in INPUTS.items()}, "it takes fp32, fp64 and bf16, not torch.float16"),
+    "long heads": (
+        {x: torch.randn(B, H, y.shape[2], 1025) for x, y in INPUTS.items()},
+        "heads have at most 1024 features",
+    ),
+    "long values": ({"value": torch.randn(B, H, M, 1025)}, "its heads have at most 1024 features"),
+    "weights": ({"return_weights": True}, "it never holds the attention weights; use reference, or auto"),
+    "F": ({"return_f": True}, "it never holds F; use reference or sdpa or chunked, or auto"),
+    "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
+    "bias": ({"attn_mask": torch.zeros(N, M)}, "it has no additive bias"),
+    "mask of pairs": ({"attn_mask": torch.ones(N, M).bool()}, "it takes masks as sequences and windows only"),
+    "two masks": ({"selection": Selection((0, 1)), "state": STATE.expand(-1, 2, -1)}, "it has one selection mask"),
+    "one mask, named twice": ({"selection": Selection((1, 1)), "state": STATE.expand(-1, 2, -1)}, "one selection mask"),
+    "separate form": (FORM, "it has no separate bilinear form"),
+    "until of each head": ({"visible_until": torch.ones(B, H, M).long()}, "one order of eviction for all heads"),
+    "gradient, and a state given": ({"query": Q.clone().requires_grad_()}, "it has no gradient through the state"),
+    "gradient of the state given": ({"state": STATE.clone().requires_grad_()}, "it has no gradient through the state"),
+    "gradient, and a state wanted": (
+        {
+            "query": Q.clone().requires_grad_(),
+            "key": K[:, :, 2:],
+            "value": V[:, :, 2:],
+            "state": None,
+            "return_state": True,
+        },
+        "it has no gradient through the state",
     ),
 }
 
@@ -148,8 +184,30 @@ def test_wrong_call(wrong):
     assert_one_clear_line(lambda: attend(**options), said)
 
 
+@pytest.mark.parametrize("asked", COMPILED)
+def test_refused_by_the_compiled_backend(asked):
+    options, said = COMPILED[asked]
+    assert_one_clear_line(lambda: attend(backend="cpu", **options), f"backend 'cpu' cannot do this: .*{said}")
+    attend(**options)  # "auto" finds one that does it
+
+
+def test_refused_by_the_compiled_backend_with_no_selection():
+    call = {"query": Q, "key": K, "value": V, "pattern": Strided(2), "backend": "cpu"}
+    assert_one_clear_line(lambda: causal_attention(**call), "'cpu' cannot do this: it has no sparse patterns")
+
+
+def test_without_gradients_the_compiled_backend_takes_the_state():
+    with torch.no_grad():
+        got = attend(query=Q.clone().requires_grad_(), backend="cpu", return_state=True)
+    assert got.state.shape == (B, 1, M)
+
+
 # The same of causal_attention, which has no selection.
-SHARED = [name for name, (options, _) in WRONG.items() if not {"state", "selection", "strength", "tau"} & {*options}]
+SHARED = [
+    name
+    for name, (options, _) in WRONG.items()
+    if not {"state", "selection", "strength", "tau", "tolerance"} & {*options}
+]
 SHARED = [name for name in SHARED if not any(key.startswith("selection_") for key in WRONG[name][0])]
 
 

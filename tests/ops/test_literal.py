@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from selattn.ops import Selection, causal_attention, dispatch, selective_attention
-from tests.ops.cases import BACKENDS, NAMES, SHORT, cases, examples
+from tests.ops.cases import BACKENDS, SHORT, cases, examples, returns
 from tests.ops.literal import definition, pseudo_code
 
 
@@ -16,24 +16,29 @@ def normal(*shape):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("n", [1, 2, 3, 63, 111, 129, 300])
+@pytest.mark.parametrize("n", [1, 2, 3, 63, 97, 111, 129, 300])
 def test_equals_the_pseudo_code(n, backend):
     q, k, v = normal(2, 3, n, 16), normal(2, 3, n, 16), normal(2, 3, n, 16)
     want, F = pseudo_code(q, k, v)
-    got = selective_attention(q, k, v, return_f=True, backend=backend)
+    got = selective_attention(q, k, v, **returns(backend), tolerance=0.0, backend=backend)
     assert_close(got.output, want, rtol=0, atol=1e-12)
-    assert_close(got.f[:, 0], F, rtol=0, atol=1e-12)
-    assert_close(selective_attention(q, k, v, backend=backend), want, rtol=0, atol=1e-12)
+    assert_close(got.memory[:, 0], torch.arange(1, n + 1) - F.clamp(max=1).sum(-1), rtol=0, atol=1e-12)
+    if backend != "cpu":
+        assert_close(got.f[:, 0], F, rtol=0, atol=1e-12)
+    assert_close(selective_attention(q, k, v, tolerance=0.0, backend=backend), want, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_are_those_of_the_pseudo_code(backend):
-    inputs = [normal(2, 3, 63, 16).requires_grad_() for _ in range(3)]
+    n = 111
+    inputs = [normal(2, 3, n, 16).requires_grad_() for _ in range(3)]
     want, F = pseudo_code(*inputs)
-    got = selective_attention(*inputs, return_f=True, backend=backend)
-    d_output, d_f = torch.randn_like(want), torch.randn_like(F)
-    want = torch.autograd.grad((want, F), inputs, (d_output, d_f))
-    got = torch.autograd.grad((got.output, got.f), inputs, (d_output, d_f.unsqueeze(1)))
+    M = torch.arange(1, n + 1) - F.clamp(max=1).sum(-1)
+    got = selective_attention(*inputs, **returns(backend, "f", "memory"), tolerance=0.0, backend=backend)
+    upstream = [torch.randn_like(x) for x in (want, M, F)[: 2 if backend == "cpu" else 3]]
+    want = torch.autograd.grad((want, M, F)[: len(upstream)], inputs, upstream)
+    got = (got.output, got.memory[:, 0]) if backend == "cpu" else (got.output, got.memory[:, 0], got.f[:, 0])
+    got = torch.autograd.grad(got, inputs, upstream)
     assert_close(got, want, rtol=1e-11, atol=1e-12)
 
 
@@ -52,12 +57,12 @@ def test_the_definition_is_the_pseudo_code():
 @given(data=st.data())
 def test_equals_the_definition(backend, data):
     """With every switch and every kind of mask at once."""
-    case = data.draw(cases(SHORT, all_returns=True))
+    case = data.draw(cases(SHORT, all_returns=True, backend=backend))
     weights = backend == "reference"
     if dispatch.BACKENDS[backend].refusal(case.request()):
         return
     got, want = case.result(backend, return_weights=weights), definition(**case.definition())
-    for name in (*NAMES, *["weights"] * weights):
+    for name in ("output", *(n.removeprefix("return_") for n in returns(backend)), *["weights"] * weights):
         assert_close(getattr(got, name), getattr(want, name), rtol=1e-10, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -66,10 +71,10 @@ def test_equals_the_definition(backend, data):
 def test_each_switch_alone(switch, backend):
     """Each changes the result, and changes it into what the definition says."""
     q, k, v = normal(1, 2, 6, 3), normal(1, 2, 6, 3), normal(1, 2, 6, 3)
-    got = selective_attention(q, k, v, selection=Selection(**{switch: False}), return_f=True, backend=backend)
+    got = selective_attention(q, k, v, selection=Selection(**{switch: False}), **returns(backend), backend=backend)
     want = definition(q, k, v, **{switch: False})
-    assert_close(got.output, want.output, rtol=0, atol=1e-12)
-    assert_close(got.f, want.f, rtol=0, atol=1e-12)
+    for name in ("output", "memory", "state", *["f"] * (backend != "cpu")):
+        assert_close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-12)
     assert (want.output - definition(q, k, v).output).abs().max() > 1e-2
 
 

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from selattn.errors import SelattnError
 from selattn.ops import Sequences, selective_attention
-from tests.ops.cases import BACKENDS
+from tests.ops.cases import BACKENDS, returns
 from tests.ops.literal import pseudo_code
 
 B, H, N, D = 2, 2, 9, 4
@@ -92,9 +92,10 @@ def test_protected_column_under_left_padding_is_the_first_real_token(qkv, backen
     assert S[..., pads].max() > 0.1
     protected = S.index_fill(-1, torch.tensor([pads]), 0)
     right, wrong = (attend(logits, shifted(x).cumsum(-2), qkv[2])[:, :, pads:] for x in (protected, S))
-    got = selective_attention(*qkv, sequences=Sequences.from_mask(real), return_f=True, backend=backend)
+    got = selective_attention(*qkv, sequences=Sequences.from_mask(real), **returns(backend), backend=backend)
     assert_right_not_wrong(got.output[:, :, pads:], right, wrong)
-    assert (got.f[..., pads] == 0).all()
+    assert (got.state[..., pads] == 0).all()
+    assert backend == "cpu" or (got.f[..., pads] == 0).all()
 
 
 def test_f_is_not_lost_between_decoding_steps(qkv, backend):
@@ -118,6 +119,8 @@ def test_an_evicted_key_does_not_come_back(qkv, backend):
     got = selective_attention(q, k, v, visible_until=until, backend=backend)
     assert (got[:, :, key:row] > 0).all()
     assert (got[:, :, row:] == 0).all()
+    if backend == "cpu":  # it takes no mask that could bring a key back
+        return
     afresh = CAUSAL.clone()
     afresh[row, key] = False
     back = selective_attention(q, k, v, attn_mask=afresh, backend=backend)
