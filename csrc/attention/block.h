@@ -80,11 +80,14 @@ template <class T> INLINE Ints<T> sees(const Lanes<T> &lanes, const Chunk<T> &c,
 
 /* A logit in base 2, from the product with queries that were packed with scale * log2(e). */
 template <class T> INLINE Vector<T> capped(Vector<T> x, T cap) {
-    /* cap * tanh(x / cap), in base 2: tanh(y) = 1 - 2 / (1 + e^2y) with the sign taken out, so that e^-2|y| <= 1 */
-    const Vector<T> size = x < 0 ? -x : x;
-    const Vector<T> e = exp2_of(size * (-2 * LOG2E<T> / cap));
-    const Vector<T> y = cap * ((1 - e) / (1 + e));
-    return x < 0 ? -y : y;
+    /* cap * tanh(x / cap), in base 2: tanh(y) = (1 - e) / (1 + e) with e = e^-2|y|, the sign taken out. For a small y, where
+     * 1 - e would lose what x has of digits, Lambert's fraction for tanh(y) / y: to 2e-16 where y < 1/2. */
+    const Vector<T> size = x < 0 ? -x : x, y = size / cap, z = y * y;
+    const auto small = y < splat<T>((T)0.5);
+    const Vector<T> e = exp2_of(y * (-2 * LOG2E<T>));
+    const Vector<T> above = size * (135135 + z * (17325 + z * (378 + z))), below = 135135 + z * (62370 + z * (3150 + z * 28));
+    const Vector<T> found = (small ? above : cap * (1 - e)) / (small ? below : 1 + e);
+    return x < 0 ? -found : found;
 }
 
 /* Numbers of one panel of a tile. */
