@@ -152,7 +152,8 @@ def show(found: list[dict[str, Any]], console: Console) -> None:
     """Tables with a line for each model."""
     from rich.table import Table
 
-    table = Table("model", title="models", title_justify="left")
+    table = Table(title="models", title_justify="left")
+    table.add_column("model", overflow="fold")
     texts = list(found[0].get("text", {}))
     for heading in (*texts, "KV factor"):
         table.add_column(heading, justify="right")
@@ -170,7 +171,9 @@ def show(found: list[dict[str, Any]], console: Console) -> None:
     if "tasks" not in found[0]:
         return
     names = list(found[0]["tasks"])
-    tasks = Table("model", "", title="multiple choice, % right ± standard error", title_justify="left")
+    tasks = Table(title="multiple choice, % right ± standard error", title_justify="left")
+    tasks.add_column("model", overflow="fold")
+    tasks.add_column("")
     for name in names:
         tasks.add_column(f"{name} ({found[0]['tasks'][name]['questions']:,})", justify="right")
     for one in found:

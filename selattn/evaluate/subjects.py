@@ -1,7 +1,8 @@
 """What is evaluated: a model, with or without budgets, and a policy.
 
 On the command line that is `MODEL`, `MODEL@BUDGETS` or `MODEL@BUDGETS:POLICY`: `zoo:memory@budgets.json`,
-`runs/mine@64:h2o`. BUDGETS is a number for all layers, a budgets file, or the folder of a search.
+`runs/mine@64:h2o`. BUDGETS is a number for all layers, a budgets file, or the folder of a search; `MODEL@none` leaves
+out the budgets that a model's config has.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from selattn.models.summary import read_config
 from selattn.models.zoo import find_model
 
 BUDGETS = "budgets.json"  # of a search, in its folder
+NONE = "none"  # the policy that drops nothing
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Subject:
         if policy:
             make_policy(policy)  # which raises for an unknown one
         folder = find_model(name)
+        if how == NONE:
+            return cls(text, folder, None, NONE)
         found = read_budgets(budgets)
         found.for_layers(read_config(folder).num_hidden_layers)
         return cls(text, folder, found, policy or None)

@@ -6,6 +6,7 @@ exchanged. They are added without rounding in between, so the result does not de
 
 from __future__ import annotations
 
+import datetime
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -25,7 +26,8 @@ class Team:
         self.size = int(os.environ.get("WORLD_SIZE", "1"))
         self.rank = int(os.environ.get("RANK", "0"))
         if self.size > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo")  # a few numbers at a time, on any device
+            # A few numbers at a time, on any device. One process may be busy with tasks for hours while others wait.
+            dist.init_process_group("gloo", timeout=datetime.timedelta(days=7))
 
     @property
     def leads(self) -> bool:

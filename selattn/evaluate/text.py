@@ -64,6 +64,11 @@ class TextRows:
     def __len__(self) -> int:
         return len(self._rows)
 
+    @property
+    def checksum(self) -> str:
+        """Of the tokens that the rows are cut from."""
+        return self._rows.store.meta["checksums"]["tokens.bin"]
+
     def take(self, count: int | None = None, skip: int = 0) -> Sequence[dict[str, Tensor]]:
         """`count` rows after the first `skip`; None for all of them."""
         end = len(self) if count is None else skip + count

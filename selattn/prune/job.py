@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from selattn.cache import Budgets
+from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluate.batches import Batch, make_batches
 from selattn.evaluate.losses import log_perplexity
 from selattn.evaluate.subjects import BUDGETS, fingerprint, load_model, tokenizer_of
 from selattn.evaluate.team import Team
-from selattn.evaluate.text import Text
+from selattn.evaluate.text import Text, TextRows
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model
 from selattn.prune.path import Step, append, chosen, claimed, open_folder
@@ -92,10 +93,11 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
     context = job.procedure.context
     if job.until.baseline is not None:
         _check_baseline(find_model(job.until.baseline), folder)
-    batches, reported = _sets(job, tokenizer)
+    rows = job.text.rows(tokenizer, context)
+    batches, reported = _sets(job, rows, tokenizer)
     with contextlib.ExitStack() as stack:
         team.by_one(lambda: stack.enter_context(claimed(job.out)))
-        past = team.by_one(lambda: open_folder(job.out, _settings(job, folder)))
+        past = team.by_one(lambda: open_folder(job.out, _settings(job, folder, rows)))
         model = load_model(folder)
         until = _with_baseline(job, batches, team)
         path = _search(job, model, batches, past, until, team, show)
@@ -140,10 +142,9 @@ def _search(
     return path
 
 
-def _sets(job: Job, tokenizer: Any) -> tuple[list[Batch], list[Batch]]:
+def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer) -> tuple[list[Batch], list[Batch]]:
     """The search set and the report set."""
     context = job.procedure.context
-    rows = job.text.rows(tokenizer, context)
     searched = make_batches(rows.take(job.rows), job.batch)
     if searched[0].longest < context:
         raise SelattnError(
@@ -155,11 +156,12 @@ def _sets(job: Job, tokenizer: Any) -> tuple[list[Batch], list[Batch]]:
     return searched, make_batches(job.report.rows(tokenizer, context).take(job.report_rows), job.batch)
 
 
-def _settings(job: Job, folder: Path) -> dict[str, Any]:
+def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
     """What decides the path."""
     return {
         "weights": fingerprint(folder),
         "text": dataclasses.asdict(job.text),
+        "tokens": rows.checksum,
         "rows": job.rows,
         "batch": job.batch,
         "policy": job.policy,

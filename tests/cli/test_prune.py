@@ -221,4 +221,7 @@ def test_a_folder_of_another_search_is_left_alone(whole, here, capsys):
     before = (whole / "path.jsonl").read_text()
     assert main(command(here, whole, "--seed", "1")) == 2
     assert "holds a search with text" in capsys.readouterr().err
+    (here / "text.txt").write_text((here / "text.txt").read_text() + "\n\nthe dog\n" * 9)
+    assert main(command(here, whole)) == 2
+    assert "holds a search with tokens" in capsys.readouterr().err
     assert (whole / "path.jsonl").read_text() == before

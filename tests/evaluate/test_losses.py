@@ -79,6 +79,7 @@ def test_a_subject_is_a_model_with_its_budgets(tmp_path):
     for text, budgets, policy in (
         ("", None, "selective"),
         ("@7", Budgets(7), "selective"),
+        ("@none", None, "none"),
         ("@7:h2o", Budgets(7), "h2o"),
         (f"@{tmp_path / 'budgets.json'}:window+4", Budgets((3, 5)), "window+4"),
         (f"@{tmp_path}", Budgets((3, 5)), "selective"),
