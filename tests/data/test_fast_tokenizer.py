@@ -74,6 +74,17 @@ def test_a_model_of_somebody_else(topics, tmp_path):
         assert fast(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
 
 
-def test_only_unigram_models_can_be_converted(topics, tmp_path):
-    with pytest.raises(SelattnError, match="is not a unigram model"):
-        train(topics, tmp_path / "a.model", model_type="bpe").to_transformers()
+@pytest.mark.parametrize("settings", [{}, {"byte_fallback": True, "normalization_rule_name": "identity"}])
+def test_a_bpe_model(topics, tmp_path, settings):
+    """As Llama's: the pair that scores highest is joined first."""
+    tokenizer = train(topics, tmp_path / "a.model", model_type="bpe", **settings)
+    fast = tokenizer.to_transformers()
+    assert len(fast) == tokenizer.vocab_size
+    for text in (*topics[:5], "The ﬁrst ½", "日本", ""):
+        for line in text.split("\n"):
+            assert fast(line).input_ids == [tokenizer.bos_id, *tokenizer.encode(line)]
+
+
+def test_other_models_cannot_be_converted(topics, tmp_path):
+    with pytest.raises(SelattnError, match="is neither unigram nor BPE"):
+        train(topics, tmp_path / "a.model", model_type="char", hard_vocab_limit=False).to_transformers()
