@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all sanitize lint clean
 
 help:
 	@echo "make demo      the paper's example in the terminal, then two models that learn it (some minutes)"
 	@echo "make test      linters, type checker and tests (without the slow ones)"
 	@echo "make test-all  the same with the slow tests and more random examples"
+	@echo "make sanitize  the compiled library under AddressSanitizer and UBSan (some minutes; needs g++)"
 	@echo "make lint      linters and type checker only"
 	@echo "make clean     removes caches and build products; $(VENV) stays"
 
@@ -24,6 +25,9 @@ test: lint
 
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile=thorough
+
+sanitize: $(INSTALLED_TEST)
+	$(BIN)/python -m tests.ops.sanitize
 
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .

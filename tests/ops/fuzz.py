@@ -1,0 +1,288 @@
+"""Random calls of the compiled backend, held against the reference: shapes, layouts, masks, switches and odd numbers.
+
+    python -m tests.ops.fuzz --count 10000        # prints what fails, and with which seed
+
+An example is all in its seed. The truth is the reference in fp64. The error of the compiled backend, in the worst
+element, may be twice that of the reference in the same precision. Where the reference has no error, by luck (all keys
+equal) or because of its method (it keeps the weights), it may be what rounding does: what the truth itself moves when
+its inputs move by a rounding error, and what `rounding` says of weights that are rebuilt from a log-sum-exp.
+
+Results are continuous everywhere, gradients are not where a selecting logit is 0 or F is tau: where one is too near to
+tell, gradients of query and key, or the gradient of M, are left out of the comparison.
+"""
+
+import argparse
+import random
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from selattn.ops import Selection, Sequences, selective_attention, tile
+from tests.ops.cases import Case
+
+DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.bfloat16)
+VALUES = ("normal", "normal", "normal", "sharp", "huge", "tiny", "equal", "equal rows", "zeros", "denormal", "mixed")
+LAYOUTS = ("dense", "dense", "transposed", "strided", "wide rows", "one for all")
+
+
+@dataclass
+class Example:
+    """One call: inputs in the precision under test, options, upstream gradients (none: results only)."""
+
+    seed: int
+    dtype: torch.dtype
+    threads: int
+    inputs: dict[str, torch.Tensor]
+    options: dict[str, Any]
+    upstream: dict[str, torch.Tensor] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+
+    def __str__(self):
+        shapes = {name: tuple(x.shape) for name, x in self.inputs.items()}
+        options = {
+            name: x for name, x in self.options.items() if x is not None and name not in ("sequences", "enable_gqa")
+        }
+        options["sequences"] = self.options["sequences"] is not None
+        options["visible_until"] = "visible_until" in options
+        return f"seed {self.seed}: {self.dtype}, {self.threads} threads, {shapes}, {self.kinds}, {options}"
+
+
+def numbers(chance, kind, shape, dtype, tensor):
+    """[B, heads, length, size] numbers of one kind, as fp64 that the dtype can hold."""
+    x = torch.randn(shape, generator=tensor, dtype=torch.float64)
+    smallest = torch.finfo(dtype).tiny
+    if kind == "sharp":
+        x = 4 * x
+    elif kind == "huge":  # logits of up to 1e4
+        x = 60 * x
+    elif kind == "tiny":
+        x = 1e-4 * x
+    elif kind == "equal":
+        x = torch.full_like(x, chance.choice((-1.0, -0.0, 0.3, 2.0)))
+    elif kind == "equal rows":
+        x = x[:, :, :1].expand(shape)
+    elif kind == "zeros":
+        x = torch.where(x > 0, 0.0, -0.0) if chance.random() < 0.5 else x.sign() * (x.abs() > 0.5)
+    elif kind == "denormal":
+        x = x * smallest / chance.choice((1, 64))
+    elif kind == "mixed":
+        which = torch.randint(0, 5, shape, generator=tensor)
+        x = torch.stack([x, 30 * x, 1e-6 * x, smallest * x, torch.where(x > 0, 0.0, -0.0)]).gather(0, which[None])[0]
+    return x.to(dtype)
+
+
+def laid_out(chance, x):
+    """The same numbers in another layout; or, for one layout, the numbers of the first for all."""
+    kind = chance.choice(LAYOUTS)
+    if kind == "transposed":  # as a model has them: [B, length, heads, size]
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if kind == "strided":
+        return torch.stack([x, x], -1).flatten(-2)[..., ::2]
+    if kind == "wide rows":
+        return torch.cat([x, torch.full_like(x, torch.nan)], -1)[..., : x.shape[3]]
+    if kind == "one for all":
+        axis = chance.randrange(3)
+        return x.narrow(axis, 0, 1).expand(x.shape)
+    return x
+
+
+def some_sequences(chance, tensor, batch, keys):
+    kind = chance.choice(("none", "none", "padded", "packed", "scattered", "holes"))
+    if kind == "none":
+        return None
+    index = torch.arange(keys).expand(batch, keys)
+    cuts = torch.randint(0, keys + 1, (batch, 3), generator=tensor).sort(-1).values
+    ids = sum(index >= cuts[:, i : i + 1] for i in range(3))
+    if kind == "packed":
+        return Sequences.from_documents(ids)
+    if kind == "padded":
+        return Sequences.from_mask((index >= cuts[:, :1]) & (index < cuts[:, 2:]))
+    if kind == "scattered":
+        return Sequences.from_documents(ids, torch.rand(batch, keys, generator=tensor) < 0.6)
+    return Sequences.from_mask((index < cuts[:, :1]) | (index >= cuts[:, 2:]))  # one document, padding inside
+
+
+def draw(seed):
+    """The example of that seed."""
+    chance, tensor = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype, threads = chance.choice(DTYPES), chance.choice((1, 1, 2, 3))
+    N = chance.randint(*chance.choices(((1, 40), (41, 130), (131, 320)), (4, 3, 1))[0])
+    B, G, shared = (chance.randint(1, most) for most in ((3, 3, 3) if N <= 130 else (2, 1, 2)))
+    D, Dv = (chance.choice((chance.randint(1, 40), 8, 16, 32, 64, chance.randint(41, 130))) for _ in range(2))
+    continues = chance.random() < 0.2
+    past = chance.choice((0, 1, chance.randint(1, 130))) if continues else 0
+    M = N + past
+
+    kinds = tuple(chance.choice(VALUES) for _ in range(4))
+    shapes = {"query": (G * shared, N, D), "key": (G, M, D), "value": (G, M, Dv)}
+    inputs = {
+        name: laid_out(chance, numbers(chance, kind, (B, *shape), dtype, tensor))
+        for (name, shape), kind in zip(shapes.items(), kinds, strict=False)
+    }
+    if past:
+        state = torch.rand(B, 1, past, generator=tensor, dtype=torch.float64) * chance.choice((0.0, 1.0, 50.0))
+        inputs["state"] = state.to(torch.promote_types(dtype, torch.float32))
+    on = (True, True, True, False)
+    small = 2.0**-24 if dtype != torch.float64 else 2.0**-60
+    options = {
+        "enable_gqa": True,
+        "selection": Selection(chance.randrange(G * shared), *(chance.choice(on) for _ in range(4))),
+        "sequences": some_sequences(chance, tensor, B, M),
+        "scale": chance.choice((None, None, 1.0, -0.3)),
+        "softcap": chance.choice((None, None, None, 2.0, 50.0)),
+        "window": chance.choice((None, None, chance.randint(1, M + 1))),
+        "strength": chance.choice((1.0, 1.0, 0.25, 0.0)),
+        "tau": chance.choice((1.0, 1.0, 0.3, 20.0)),
+        "tolerance": chance.choice((small, small, 0.0)),
+        "return_memory": chance.random() < 0.7,
+        "return_state": continues,
+    }
+    if chance.random() < 0.3:
+        away = torch.randint(-1, M + M // 2 + 2, (B, M), generator=tensor)
+        keep = chance.choice((0.0, 0.8))
+        options["visible_until"] = torch.where(torch.rand(B, M, generator=tensor) < keep, M, away)
+    example = Example(seed, dtype, threads, inputs, options, {}, kinds)
+    if not continues:
+        example.upstream["output"] = laid_out(chance, numbers(chance, kinds[3], (B, G * shared, N, Dv), dtype, tensor))
+        if options["return_memory"]:
+            example.upstream["memory"] = torch.randn(B, 1, N, generator=tensor, dtype=torch.float64)
+    return example
+
+
+def run(inputs, options, upstream, backend):
+    """By name: the results and the gradients, in fp64."""
+    leaves = {name: x.detach().requires_grad_(bool(upstream)) for name, x in inputs.items()}
+    got = selective_attention(**leaves, **options, backend=backend)
+    got = got._asdict() if isinstance(got, tuple) else {"output": got}
+    got = {name: x for name, x in got.items() if x is not None}
+    found = {name: x.detach().double() for name, x in got.items()}
+    if upstream:
+        names = [name for name in upstream if name in got]
+        given = [upstream[name].to(got[name].dtype) for name in names]
+        gradients = torch.autograd.grad([got[name] for name in names], list(leaves.values()), given)
+        found |= {f"d {name}": g.double() for name, g in zip(leaves, gradients, strict=True)}
+    return found
+
+
+def exact(dtype):
+    """What is known of the type that is computed in."""
+    return torch.finfo(torch.promote_types(dtype, torch.float32))
+
+
+def kinks(example, r, F):
+    """Whether a logit that selects is too near 0 to tell its sign, and whether some F is too near tau, both in fp64."""
+    s, eps = r.selection, exact(example.dtype).eps
+    smallest = exact(example.dtype).smallest_normal * eps
+    head, group = s.heads[0], s.heads[0] * r.key.shape[1] // r.query.shape[1]
+    q, k = r.query[:, head], r.key[:, group]
+    logits, size = r.scale * (q @ k.mT), abs(r.scale) * (q.abs() @ k.abs().mT)
+    allowed = tile.may_select(r, tile.whole(r), tile.visible(r, tile.whole(r)))[:, 0] & (size > 0)
+    near = s.relu and (allowed & (logits.abs() <= 64 * (eps * size + smallest * q.shape[-1]))).any()
+    slack = 1e3 * eps * (r.tau + F.abs() + (size * allowed).amax((1, 2), keepdim=True))
+    return bool(near), bool(((F - r.tau).abs() <= slack).any())
+
+
+def rounding(example, r, F, weights):
+    """What rounding may do to each gradient, where weights are rebuilt from a log-sum-exp and dA is P (dP - dO O).
+
+    A weight is off by an error of the log-sum-exp, which may be large: eps * |log-sum-exp| of it. dP and dO O are sums
+    in different orders, and O was rounded to the inputs' precision: what should cancel leaves an error of that size.
+    """
+    shared, scale = r.query.shape[1] // r.key.shape[1], abs(r.scale)
+    key, value = (x.repeat_interleave(shared, 1) for x in (r.key, r.value))
+    logits = r.scale * (r.query @ key.mT)
+    logits = logits if r.softcap is None else r.softcap * (logits / r.softcap).tanh()
+    top = (logits - F.unsqueeze(1)).gather(-1, weights.argmax(-1, keepdim=True)).abs()
+    off = 4 * exact(example.dtype).eps * (1 + top) * weights
+    d_output = example.upstream["output"].double().abs()
+    terms = d_output @ value.abs().mT
+    d_logits = off * terms + (off + torch.finfo(example.dtype).eps * weights) * (weights * terms).sum(-1, keepdim=True)
+    later = d_logits.sum(1).flip(-2).cumsum(-2).flip(-2)  # the path through S
+    d_logits[:, r.selection.heads[0]] += later
+
+    def of_keys(x):  # the heads that share one add up
+        return x.unflatten(1, (-1, shared)).sum(2)
+
+    return {
+        "d query": scale * (d_logits @ key.abs()).max(),
+        "d key": scale * of_keys(d_logits.mT @ r.query.abs()).max(),
+        "d value": of_keys(off.mT @ d_output).max(),
+    }
+
+
+def moved(example, chance):
+    """The inputs and upstream gradients, each number moved by a rounding error or so, in fp64."""
+    eps = exact(example.dtype).eps
+    own = torch.finfo(example.dtype).eps  # what is stored in the dtype: values, output, its gradient
+
+    def move(name, x):
+        amount = own if name in ("value", "output") else 4 * eps
+        return x.double() * (1 + amount * torch.randn(x.shape, generator=chance, dtype=torch.float64))
+
+    return ({name: move(name, x) for name, x in given.items()} for given in (example.inputs, example.upstream))
+
+
+def check(seed):
+    """Run one example; a line for each result that is too far off."""
+    example = draw(seed)
+    in_fp64 = {name: x.double() for name, x in example.inputs.items()}
+    case = Case(in_fp64, example.options, None, 0)
+    whole = case.result("reference", return_f=True, return_weights=True)
+    F, request = whole.f[:, 0], case.request()
+    near_relu, near_tau = kinks(example, request, F)
+    if near_tau:
+        example.upstream.pop("memory", None)
+    upstream = {name: x.double() for name, x in example.upstream.items()}
+    floor = rounding(example, request, F, whole.weights) if upstream else {}
+    truth = run(in_fp64, example.options, upstream, "reference")
+    plain = run(example.inputs, example.options, example.upstream, "reference")
+    before = torch.get_num_threads()
+    torch.set_num_threads(example.threads)
+    try:
+        got = run(example.inputs, example.options, example.upstream, "cpu")
+    finally:
+        torch.set_num_threads(before)
+    inputs, gradients = moved(example, torch.Generator().manual_seed(seed))
+    near = run(inputs, example.options, gradients, "reference")
+    lines = []
+    for name, t in truth.items():
+        if near_relu and name in ("d query", "d key"):
+            continue
+        error, allowed = (got[name] - t).abs().max(), 2 * (plain[name] - t).abs().max()
+        largest, noise = t.abs().max(), (near[name] - t).abs().max()
+        # Weights below 2^-125 are 0, and what underflows in one order need not in another.
+        allowed = allowed + 4 * noise + 2 * torch.finfo(example.dtype).eps * largest + floor.get(name, 0.0)
+        allowed = allowed + 1e4 * exact(example.dtype).smallest_normal
+        if not (error <= allowed and got[name].shape == t.shape):
+            lines.append(f"{name} is off by {error:.3g}, allowed {allowed:.3g} (largest {largest:.3g}); {example}")
+    return lines
+
+
+def run_all(start, count):
+    """Run `count` examples, print what fails, and return how many failed."""
+    torch.use_deterministic_algorithms(True)  # uninitialised memory is NaN
+    failed = 0
+    for done, seed in enumerate(range(start, start + count), 1):
+        lines = check(seed)
+        failed += bool(lines)
+        for line in lines:
+            print(line, flush=True)
+        if done % 500 == 0:
+            print(f"{done} of {count} examples, {failed} failed", flush=True)
+    return failed
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--start", type=int, default=0)
+    arguments = parser.parse_args()
+    failed = run_all(arguments.start, arguments.count)
+    print(f"{arguments.count} examples from seed {arguments.start}, {failed} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""The compiled backend with several threads, with other instruction sets, and with inputs in any layout."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from selattn.ops import Sequences, selective_attention
+
+B, H, N = 2, 4, 500
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run(leaves, backend="cpu", **options):
+    got = selective_attention(*leaves, return_memory=True, enable_gqa=True, backend=backend, **options)
+    return (got.output, got.memory, *torch.autograd.grad(got.output.sin().sum() + got.memory.sin().sum(), leaves))
+
+
+def leaves(dtype=torch.float32, n=N):
+    shapes = ((H, 24), (2, 24), (2, 16))
+    return [torch.randn(B, heads, n, size).to(dtype).requires_grad_() for heads, size in shapes]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_again_with_as_many_threads_is_the_same_to_the_last_bit(dtype, threads):
+    torch.set_num_threads(threads)
+    inputs = leaves(dtype)
+    first = run(inputs)
+    for _ in range(4):
+        assert all(torch.equal(x, y) for x, y in zip(run(inputs), first, strict=True))
+
+
+def test_results_do_not_depend_on_the_threads():
+    """Results to the last bit; gradients add up in chunks whose size depends on the threads."""
+    inputs, found = leaves(torch.float64), []
+    for threads in (1, 2, 3, 7):
+        torch.set_num_threads(threads)
+        found.append(run(inputs))
+    for other in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(other[:2], found[0][:2], strict=True))
+        assert_close(other, found[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 5])
+def test_a_block_of_nothing_but_padding_lets_nobody_pass(threads):
+    """Blocks of 96 queries follow each other over the columns; one that sees nothing is done at once."""
+    torch.set_num_threads(threads)
+    inputs = leaves(torch.float64, 400)
+    real = (torch.arange(400) < 96) | (torch.arange(400) >= 300)
+    options = {"sequences": Sequences.from_mask(real.expand(B, 400)), "tolerance": 0.0}
+    want = run(inputs, "reference", **options)
+    for _ in range(10):
+        assert_close(run(inputs, **options), want, rtol=1e-10, atol=1e-11)
+
+
+LAYOUTS = {
+    "as a model gives it": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "features far apart": lambda x: x.mT.contiguous().mT,
+    "every second feature": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
+    "part of wider rows": lambda x: torch.cat([x, x, x], -1)[..., x.shape[3] : 2 * x.shape[3]],
+    "batch first expanded": lambda x: x[:1].expand_as(x),
+    "one row for all": lambda x: x[:, :, :1].expand_as(x),
+    "off the alignment": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout_gives_the_same_bits(layout, dtype):
+    """Head sizes of which one is a multiple of the vectors, so that its rows are read in place."""
+    given = [LAYOUTS[layout](torch.randn(B, h, 200, d).to(dtype)) for h, d in ((H, 32), (2, 32), (2, 20))]
+    laid_out = [x.detach().requires_grad_() for x in given]
+    dense = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in given]
+    upstream = LAYOUTS[layout](torch.randn(B, H, 200, 20).to(dtype))
+    found = []
+    for leaves, gradient in ((laid_out, upstream), (dense, upstream.contiguous())):
+        output = selective_attention(*leaves, enable_gqa=True, backend="cpu")
+        found.append((output, *torch.autograd.grad(output, leaves, gradient)))
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("target", ["plain", "avx2", "avx512"])
+def test_another_instruction_set_by_name(target):
+    """What the machine does not have is left aside; in any case the fuzz finds nothing."""
+    code = """
+from selattn import native
+from tests.ops import fuzz
+print(native.target(), fuzz.run_all(0, 60))
+"""
+    environment = os.environ | {"SELATTN_TARGET": target, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    name, failed = done.stdout.split()[-2:]
+    assert failed == "0", done.stdout
+    assert name == target or target != "plain"
