@@ -56,19 +56,42 @@ def list_studies(console: "Console") -> None:
 
 
 def show(path: Path, console: "Console") -> None:
-    """The summary of a record."""
+    """The summary of a record: how the runs stand at the end, and at every step that all of them have."""
     import json
 
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
+    def table(title: str) -> Table:
+        return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+
     summary = json.loads(path.read_text())["summary"]
-    measures = [name for name in next(iter(summary.values())) if not name.endswith("_kept")]
-    table = Table("run", *(name.replace("_", " ") for name in measures))
+    measures = [name for name in next(iter(summary.values())) if name.endswith(("_loss", "_accuracy"))]
+    last = table("At the end")
+    last.add_column("run", no_wrap=True)
+    for measure in measures:
+        last.add_column(measure.replace("_", " "), justify="right")
     for name, values in summary.items():
-        cells = []
-        for measure in measures:
-            spread = values[measure]
-            shown = "{:.1%}" if measure.endswith("accuracy") else "{:.4f}"
-            cells.append(f"{shown} ({shown} to {shown})".format(spread["mean"], spread["min"], spread["max"]))
-        table.add_row(name, *cells)
-    console.print(table, f"[dim]mean (smallest to largest over the seeds); recorded in {path}[/]")
+        last.add_row(name, *(_spread(measure, values[measure]) for measure in measures))
+    console.print(last)
+
+    way = {name: values["by_step"] for name, values in summary.items()}
+    shared = [step for step in next(iter(way.values())) if all(step in of for of in way.values())]
+    if shared:
+        names = [name.replace("_", " ") for name in next(iter(way.values()))[shared[0]]]
+        course = table(f"On the way: {', '.join(names)}")
+        course.add_column("step", justify="right")
+        for name in way:
+            course.add_column(name, justify="right")
+        for step in shared:
+            cells = ("\n".join(_spread(measure, of[step][measure]) for measure in of[step]) for of in way.values())
+            course.add_row(step, *cells)
+        console.print(course)
+    console.print(f"[dim]the mean over the seeds (smallest–largest); recorded in {path}[/]", soft_wrap=True)
+
+
+def _spread(measure: str, values: dict[str, float]) -> str:
+    """The mean, and the range if there is one."""
+    factor, digits, unit = (100, 1, "%") if measure.endswith("accuracy") else (1, 3, "")
+    mean, low, high = (f"{values[name] * factor:.{digits}f}" for name in ("mean", "min", "max"))
+    return f"{mean}{unit}" + ("" if low == high else f" ({low}–{high})")

@@ -100,8 +100,9 @@ def carry_out(
 def collect(finished: Iterable[tuple[RunConfig, Finished]]) -> dict[str, Any]:
     """What the record says: every run with its curves, and for each kind of run the spread over the seeds."""
     runs = [_one(run, done) for run, done in finished]
-    names = dict.fromkeys(run["run"] for run in runs)
-    return {"runs": runs, "summary": {name: _summary([run for run in runs if run["run"] == name]) for name in names}}
+    alike = {name: [run for run in runs if run["run"] == name] for name in dict.fromkeys(run["run"] for run in runs)}
+    summary = {name: {**_summary(group), "by_step": _by_step(group)} for name, group in alike.items()}
+    return {"runs": runs, "summary": summary}
 
 
 def _one(run: RunConfig, done: Finished) -> dict[str, Any]:
@@ -130,6 +131,20 @@ def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if sets[0]["kept"] is not None:
             layers = zip(*(values["kept"] for values in sets), strict=True)
             found[f"{name}_kept"] = [None if None in layer else _spread(layer) for layer in layers]
+    return found
+
+
+def _by_step(runs: Sequence[dict[str, Any]]) -> dict[int, dict[str, dict[str, float]]]:
+    """Of every evaluation that all seeds have: each accuracy, or loss where there is none, with its spread."""
+    evaluations = [{at["step"]: at for at in run["evaluations"]} for run in runs]
+    found: dict[int, dict[str, dict[str, float]]] = {}
+    for step in evaluations[0]:
+        if all(step in of for of in evaluations):
+            found[step] = {}
+            for name, values in evaluations[0][step].items():
+                if name != "step":
+                    what = "accuracy" if "accuracy" in values else "loss"
+                    found[step][f"{name}_{what}"] = _spread([of[step][name][what] for of in evaluations])
     return found
 
 

@@ -177,9 +177,13 @@ def test_a_study_is_recorded(small_study, tmp_path, monkeypatch, capsys):
     spread = record["summary"]["two"]["validation_loss"]
     assert (spread["min"], spread["max"]) == (min(losses), max(losses))
     assert spread["mean"] == pytest.approx(sum(losses) / 2)
+    accuracies = [run["evaluations"][0]["validation"]["accuracy"] for run in record["runs"] if run["run"] == "two"]
+    on_the_way = record["summary"]["two"]["by_step"]
+    assert list(on_the_way) == ["2"]
+    assert on_the_way["2"]["validation_accuracy"]["mean"] == pytest.approx(sum(accuracies) / 2)
     assert len(record["summary"]["one"]["validation_kept"]) == 2
     assert "validation_kept" not in record["summary"]["two"]
-    assert f"{spread['mean']:.4f}" in capsys.readouterr().out
+    assert f"{spread['mean']:.3f}" in capsys.readouterr().out
 
 
 def test_a_study_does_not_repeat_what_has_ended(small_study, tmp_path, monkeypatch):
