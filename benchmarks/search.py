@@ -82,6 +82,7 @@ def main() -> None:
     parser.add_argument("--layout", default="packed")
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--context", type=int, help="default: the model's")
     parser.add_argument("--step", type=int, default=8)
     parser.add_argument("--tolerance", type=float, nargs="+", default=[0.005, 0.01, 0.02, 0.05])
     parser.add_argument("--seed", type=int, default=0)
@@ -89,7 +90,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = find_model(args.model)
     model = load_model(folder)
-    context = model.config.max_position_embeddings
+    context = args.context or model.config.max_position_embeddings
     text = Text(args.data, layout=args.layout, seed=args.seed, reading=Reading())
     batches = make_batches(text.rows(tokenizer_of(folder), context).take(args.rows), args.batch)
     began = time.perf_counter()
