@@ -181,6 +181,8 @@ def summarise(console: Any, job: Job, pruned: Pruned) -> None:
     if "baseline" in pruned.reported:
         table.add_row(f"baseline {job.until.baseline}", f"{pruned.limit:.4f}", f"{pruned.reported['baseline']:.4f}")
     console.print(table)
+    if pruned.at_floor and (pruned.limit < float("inf") or job.until.tokens or job.until.factor < float("inf")):
+        console.print("No layer can give more, and the threshold is not reached: a smaller --step goes further.")
     work = pruned.path[-1].work
     console.print(
         f"{pruned.path[-1].iteration} iterations, {work['layer_evaluations']:,.0f} layer evaluations, "

@@ -61,6 +61,7 @@ class Pruned:
     Attributes:
         step: the iteration whose budgets were chosen.
         path: all iterations.
+        at_floor: whether the search ended because no layer could give more.
         limit: the largest loss that was allowed on the search set; infinite without such a threshold.
         reported: losses on the report set by name: `unpruned`, `pruned`, `baseline` if there is one.
         tokens: how many tokens were predicted in the search set and in the report set.
@@ -68,6 +69,7 @@ class Pruned:
 
     step: Step
     path: list[Step]
+    at_floor: bool
     limit: float
     reported: dict[str, float]
     tokens: dict[str, int]
@@ -78,6 +80,7 @@ class Pruned:
             "budgets": list(self.step.budgets),
             "iteration": self.step.iteration,
             "memory_factor": self.step.factor,
+            "at_floor": self.at_floor,
             "search_loss": self.step.loss,
             "search_limit": self.limit if self.limit < float("inf") else None,
             "report": self.reported,
@@ -101,13 +104,14 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
         model = load_model(folder)
         until = _with_baseline(job, batches, team)
         path = _search(job, model, batches, past, until, team, show)
-        best = path[chosen(path, until, context)[0]]
+        number, reached = chosen(path, until, context)
+        best = path[number]
         found = _report(job, model, best, reported, team)
         if team.leads:
             notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
             Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
     sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
-    return Pruned(best, path, until.limit(path[0].loss), found, sizes)
+    return Pruned(best, path, not reached, until.limit(path[0].loss), found, sizes)
 
 
 def _search(

@@ -138,6 +138,16 @@ def test_the_budgets_are_the_last_that_meet_the_threshold(whole, here, tmp_path)
     assert list(Budgets.load(tmp_path / "b" / "budgets.json")) == enough["budgets"]
 
 
+def test_a_threshold_that_even_the_floor_meets_is_told(whole, here, tmp_path, capsys):
+    shutil.copytree(whole, tmp_path / "search")
+    assert main(command(here, tmp_path / "search", until="tolerance=9")) == 0
+    assert "No layer can give more, and the threshold is not reached" in capsys.readouterr().out
+    record = json.loads((tmp_path / "search" / "record.json").read_text())
+    assert (record["at_floor"], record["budgets"]) == (True, [4, 4])
+    assert main(command(here, tmp_path / "search", until="factor=2")) == 0
+    assert not json.loads((tmp_path / "search" / "record.json").read_text())["at_floor"]
+
+
 def test_a_baseline_is_a_threshold(whole, here, tmp_path):
     """The model's own copy as the baseline: no loss above the unpruned one, on the search set."""
     shutil.copytree(here / "model", here / "copy", dirs_exist_ok=True)
