@@ -1,7 +1,8 @@
 """A training step of a selective model beside the same with standard attention: `python benchmarks/model_step.py`.
 
-Forward, and forward + backward, of the paper's model of size d, in fp32, the memory term included; the two models take
-turns in one process. Run it on a quiet machine: PyTorch's threads wait for each other, so a second busy process costs
+Forward, and forward + backward, of the paper's model of size d with new weights, or of a trained model (--model), on
+real text, beside the same weights with standard attention; in fp32, the memory term included. The two take turns in one
+process. Run it on a quiet machine: PyTorch's threads wait for each other, so a second busy process costs
 a multiple.
 """
 
@@ -12,8 +13,11 @@ import argparse
 import torch
 from rich.console import Console
 from rich.table import Table
+from zoo_attention import document
 
 from selattn import SelectiveConfig, SelectiveForCausalLM, records
+from selattn.data.tokenizer import MODEL_FILE, Tokenizer
+from selattn.models.zoo import find_model
 from selattn.timing import medians
 
 KINDS = ("standard", "selective")
@@ -22,12 +26,16 @@ KINDS = ("standard", "selective")
 def make(kind: str, args: argparse.Namespace) -> SelectiveForCausalLM:
     """The model, with the same weights for each kind of attention: selection has none of its own."""
     torch.manual_seed(args.seed)
+    backend = args.backend if kind == "selective" else "sdpa"  # PyTorch's own flash attention, the rival to beat
+    if args.model is not None:
+        changes = {"attention": [kind], "backend": backend}
+        return SelectiveForCausalLM.from_pretrained(find_model(args.model), dtype=torch.float32, **changes).train()
     config = SelectiveConfig.from_d(
         args.d,
         max_position_embeddings=args.context,
         attention=kind,
         memory_epsilon=args.epsilon,
-        backend=args.backend if kind == "selective" else "sdpa",  # PyTorch's own flash attention, the rival to beat
+        backend=backend,
     )
     return SelectiveForCausalLM(config).train()
 
@@ -44,7 +52,11 @@ def step(model: SelectiveForCausalLM, ids: torch.Tensor, backward: bool) -> None
 def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     """A row for each direction: seconds of each kind, and their ratio."""
     models = {kind: make(kind, args) for kind in KINDS}
-    ids = torch.randint(models["standard"].config.vocab_size, (args.batch, args.context))
+    if args.model is None:
+        ids = torch.randint(models["standard"].config.vocab_size, (args.batch, args.context))
+    else:
+        tokenizer = Tokenizer(find_model(args.model) / MODEL_FILE)
+        ids = torch.tensor([document(tokenizer, args.source, args.context)]).expand(args.batch, -1)
     rows: list[dict[str, object]] = []
     for name, backward in (("forward", False), ("forward + backward", True)):
         rivals = {kind: lambda m=model, b=backward: step(m, ids, b) for kind, model in models.items()}
@@ -55,7 +67,8 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
 
 def draw(rows: list[dict[str, object]], args: argparse.Namespace, console: Console) -> None:
     """The rows as a table."""
-    title = f"d={args.d}, context {args.context}, batch {args.batch}, fp32, {torch.get_num_threads()} threads"
+    what, threads = args.model or f"d={args.d}", torch.get_num_threads()
+    title = f"{what}, context {args.context:,}, batch {args.batch}, fp32, {threads} threads"
     table = Table(title=title, title_justify="left")
     for heading in ("", "standard", "selective", "ratio"):
         table.add_column(heading, justify="right" if heading else "left")
@@ -69,6 +82,8 @@ def main() -> None:
     """Measure, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--d", type=int, default=12)
+    parser.add_argument("--model", help="a trained model instead, such as zoo:memory-2048")
+    parser.add_argument("--source", default="embedded", help="with --model: the text (default: embedded)")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--epsilon", type=float, default=0.1, help="weight of the memory term (default: 0.1)")
@@ -80,7 +95,7 @@ def main() -> None:
 
     rows = measure(args)
     draw(rows, args, Console())
-    names = ("d", "context", "batch", "epsilon", "backend", "repeats")
+    names = ("d", "model", "context", "batch", "epsilon", "backend", "repeats")
     shape = {**{name: getattr(args, name) for name in names}, "dtype": "float32"}
     print(records.write_record(args.out, {"shape": shape, "rows": rows}, seed=args.seed))
 
