@@ -61,6 +61,7 @@ def list_models(console: "Console") -> None:
     """The table of those that are there."""
     import json
 
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from selattn.models.zoo import PREFIX, zoo_folder, zoo_models
@@ -69,7 +70,7 @@ def list_models(console: "Console") -> None:
     if not models:
         console.print(f"There are no models in {zoo_folder()}.")
         return
-    table = Table(title="zoo", title_justify="left", title_style="bold")
+    table = Table(title="zoo", title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", no_wrap=True)
     table.add_column("trained on")
     for name in ("layers", "context", "tokens", "validation", "MB"):
@@ -80,7 +81,7 @@ def list_models(console: "Console") -> None:
         data, found = record["run"]["data"], record["evaluation"]["validation"]
         table.add_row(
             PREFIX + name,
-            Path(data["source"]).name if data["kind"] == "text" else f"{data['variables']} x {data['values']} values",
+            Path(data["source"]).name if data["kind"] == "text" else data["kind"],
             str(config["num_hidden_layers"]),
             f"{config['max_position_embeddings']:,}",
             f"{record['tokens'] / 1e6:.1f}M",
