@@ -18,11 +18,7 @@ def load(name: str = "selattn._native") -> ctypes.CDLL | None:
     return found
 
 
-# Plain globals, set once: a compiled graph reads them.
-_LIBRARY = load()
-_MISSING = None
-if _LIBRARY is None:
-    _MISSING = "it was not built: install a C++ compiler (g++), then run `pip install -e .` again"
+_LIBRARY = load()  # a plain global, set once: a compiled graph reads it
 
 
 def library() -> ctypes.CDLL | None:
@@ -32,7 +28,9 @@ def library() -> ctypes.CDLL | None:
 
 def unavailable() -> str | None:
     """Why the library cannot be used; None if it can."""
-    return _MISSING
+    if library() is None:
+        return "it was not built: install a C++ compiler (g++), then run `pip install -e .` again"
+    return None
 
 
 def target() -> str | None:

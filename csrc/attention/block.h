@@ -21,7 +21,7 @@ template <class T> void look(const Problem &p, int64_t b, int64_t block, Lanes<T
     for (int64_t i = 0; i < BLOCK; i++) {
         const int64_t row = offset + lanes.first_row + i;
         int64_t low = p.start && i < lanes.count ? p.start[b * p.M + row] : 0;
-        if (p.window) low = std::max(low, row - p.window + 1);
+        low = std::max({low, p.window ? row - p.window + 1 : 0, (int64_t)0}); /* a start below 0: the first token is gone */
         const bool real = i < lanes.count && low <= row;
         lanes.row[i] = (T)row, lanes.low[i] = real ? (T)low : never;
         if (real) lanes.first_key = std::min(lanes.first_key, low);

@@ -51,7 +51,7 @@ template <class T> void bound(const Problem &p, const Rows &q, const Rows &k, in
             T own = scale * dot(query, row_of(k, g, row, line[1]), p.D);
             if (p.until && p.until[b * p.M + row] <= row) own = -most; /* the row does not see its own key */
             /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no state says else. */
-            if (p.protect_first && !p.window && !p.until && !(p.state && ((const T *)p.state)[b * p.M + first] > 0))
+            if (p.protect_first && first >= 0 && !p.window && !p.until && !(p.state && ((const T *)p.state)[b * p.M + first] > 0))
                 own = std::max(own, scale * dot(query, row_of(k, g, first, line[2]), p.D));
             if (p.softcap && own != -most) own = cap * std::tanh(own / cap);
             least = std::min(least, own);

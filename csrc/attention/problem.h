@@ -25,7 +25,7 @@ struct Problem {
     double strength, tau;
     /* What a query sees. */
     int64_t window;        /* 0: none */
-    const int64_t *start;  /* [B,M] or null: where the sequence of a token begins; M for padding */
+    const int64_t *start;  /* [B,M] or null: where the sequence of a token begins; M for padding, -1 if its first token is gone */
     const int64_t *until;  /* [B,M] or null: the row from which a key is gone */
     const void *state;     /* [B,M] T or null: F before the first query */
     double tolerance;      /* of attention mass that dead columns may cost a row; 0: no column is left out */
