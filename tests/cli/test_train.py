@@ -138,7 +138,8 @@ def test_show(capsys):
 
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     """The whole of it, in a process of its own: a checkpoint, the command, exit code 130, and that command works."""
-    command = [sys.executable, "-m", "selattn", "train", "parity-small-selective", *TINY, "schedule.steps=100000"]
+    endless = ["evaluation.target=none", "schedule.steps=100000"]
+    command = [sys.executable, "-m", "selattn", "train", "parity-small-selective", *TINY, *endless]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "runs/parity-small-selective/log.jsonl"

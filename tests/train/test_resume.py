@@ -59,8 +59,16 @@ def test_ctrl_c_leaves_a_checkpoint_and_resuming_ends_in_the_same_place(uninterr
     same_run(uninterrupted, path)
 
 
-def test_ctrl_c_is_python_s_own_afterwards(uninterrupted):
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+def test_ctrl_c_is_whose_it_was_afterwards(tmp_path):
+    def ours(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, ours)
+    try:
+        train(tiny(), tmp_path / "run", display=Interrupt(3))
+        assert signal.getsignal(signal.SIGINT) is ours
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_was_logged_after_the_checkpoint_is_cut_off(uninterrupted, tmp_path):
