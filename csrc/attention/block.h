@@ -149,13 +149,13 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
         const Range seen = seen_by(lanes, c, panel);
         for (int v = 0; v < 3; v++) {
             const int64_t lane = panel * W + v * L;
-            Vector<T> total = load(memory + lane);
+            Vector<T> total{}; /* of this chunk: short sums round less than one long one */
             for (int64_t i = seen.begin; i < seen.end; i++) {
                 const Vector<T> f = load(to.f + panel * TILE<T> + i * W + v * L);
                 const Vector<T> kept = 1 - (f < splat(tau) ? f : splat(tau)) / tau;
                 total += sees(lanes, c, lane, i) ? kept : Vector<T>{};
             }
-            store(memory + lane, total);
+            store(memory + lane, load(memory + lane) + total);
         }
     }
 }

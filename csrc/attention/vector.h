@@ -4,13 +4,16 @@ template <class T> struct VectorOf;
 template <> struct VectorOf<float> {
     typedef float type __attribute__((vector_size(VECTOR_BYTES)));
     typedef int32_t ints __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint32_t bits __attribute__((vector_size(VECTOR_BYTES)));
 };
 template <> struct VectorOf<double> {
     typedef double type __attribute__((vector_size(VECTOR_BYTES)));
     typedef int64_t ints __attribute__((vector_size(VECTOR_BYTES)));
+    typedef uint64_t bits __attribute__((vector_size(VECTOR_BYTES)));
 };
 template <class T> using Vector = typename VectorOf<T>::type;
 template <class T> using Ints = typename VectorOf<T>::ints;
+template <class T> using Bits = typename VectorOf<T>::bits; /* unsigned: what no row sees may be any number, and overflow */
 template <class T> constexpr int LANES = VECTOR_BYTES / sizeof(T);
 /* A panel is what the products work on: 3 vectors of queries. 3 x ROWS sums, 3 loads and a broadcast fill the registers. */
 template <class T> constexpr int PANEL = 3 * LANES<T>;
@@ -40,7 +43,7 @@ INLINE Vector<float> exp2_of(Vector<float> x) {
     p = p * f + 0.2402264689021289f;
     p = p * f + 0.6931472057370769f;
     p = p * f + 1.0f;
-    const V y = (V)((Ints<float>)p + ((Ints<float>)r << 23));
+    const V y = (V)((Bits<float>)p + ((Bits<float>)r << 23));
     return gone ? V{} : y;
 }
 INLINE Vector<double> exp2_of(Vector<double> x) {
@@ -54,7 +57,7 @@ INLINE Vector<double> exp2_of(Vector<double> x) {
                             1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0,
                             1.0};
     for (double term : terms) p = p * f + term;
-    const V y = (V)((Ints<double>)p + ((Ints<double>)r << 52));
+    const V y = (V)((Bits<double>)p + ((Bits<double>)r << 52));
     return gone ? V{} : y;
 }
 

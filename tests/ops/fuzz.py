@@ -171,35 +171,51 @@ def exact(dtype):
     return torch.finfo(torch.promote_types(dtype, torch.float32))
 
 
+def selecting(r):
+    """Of the selecting head, where a row may select: its logits, and the sums of their terms' sizes (else 0)."""
+    head = r.selection.heads[0]
+    q, k = r.query[:, head], r.key[:, head * r.key.shape[1] // r.query.shape[1]]
+    allowed = tile.may_select(r, tile.whole(r), tile.visible(r, tile.whole(r)))[:, 0]
+    return r.scale * (q @ k.mT) * allowed, abs(r.scale) * (q.abs() @ k.abs().mT) * allowed
+
+
 def kinks(example, r, F):
     """Whether a logit that selects is too near 0 to tell its sign, and whether some F is too near tau, both in fp64."""
-    s, eps = r.selection, exact(example.dtype).eps
-    smallest = exact(example.dtype).smallest_normal * eps
-    head, group = s.heads[0], s.heads[0] * r.key.shape[1] // r.query.shape[1]
-    q, k = r.query[:, head], r.key[:, group]
-    logits, size = r.scale * (q @ k.mT), abs(r.scale) * (q.abs() @ k.abs().mT)
-    allowed = tile.may_select(r, tile.whole(r), tile.visible(r, tile.whole(r)))[:, 0] & (size > 0)
-    near = s.relu and (allowed & (logits.abs() <= 64 * (eps * size + smallest * q.shape[-1]))).any()
-    slack = 1e3 * eps * (r.tau + F.abs() + (size * allowed).amax((1, 2), keepdim=True))
-    return bool(near), bool(((F - r.tau).abs() <= slack).any())
+    eps, smallest = exact(example.dtype).eps, exact(example.dtype).smallest_normal
+    logits, size = selecting(r)
+    near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * r.query.shape[-1]))
+    slack = 1e3 * eps * (r.tau + F.abs() + size.amax((1, 2), keepdim=True))
+    return r.selection.relu and bool(near.any()), bool(((F - r.tau).abs() <= slack).any())
+
+
+def rounding_of_memory(example, r, F):
+    """What rounding may do to M: of its sum over the keys, one after the other, and of F where it is below tau."""
+    eps, keys = exact(example.dtype).eps, r.key.shape[2]
+    of_f = (4 * eps * selecting(r)[1].cumsum(-2)).clamp(max=r.tau) / r.tau
+    return eps * keys**1.5 + (of_f * (F < r.tau)).sum(-1).max()
 
 
 def rounding(example, r, F, weights):
     """What rounding may do to each gradient, where weights are rebuilt from a log-sum-exp and dA is P (dP - dO O).
 
     A weight is off by an error of the log-sum-exp, which may be large: eps * |log-sum-exp| of it. dP and dO O are sums
-    in different orders, and O was rounded to the inputs' precision: what should cancel leaves an error of that size.
+    in different orders, and O was rounded to the inputs' precision: what should cancel leaves an error of that size. So
+    does dS, a sum over later rows, and where a soft cap is reached its slope of almost 0.
     """
+    eps = exact(example.dtype).eps
     shared, scale = r.query.shape[1] // r.key.shape[1], abs(r.scale)
     key, value = (x.repeat_interleave(shared, 1) for x in (r.key, r.value))
     logits = r.scale * (r.query @ key.mT)
     logits = logits if r.softcap is None else r.softcap * (logits / r.softcap).tanh()
     top = (logits - F.unsqueeze(1)).gather(-1, weights.argmax(-1, keepdim=True)).abs()
-    off = 4 * exact(example.dtype).eps * (1 + top) * weights
+    off = 4 * eps * (1 + top) * weights
     d_output = example.upstream["output"].double().abs()
     terms = d_output @ value.abs().mT
     d_logits = off * terms + (off + torch.finfo(example.dtype).eps * weights) * (weights * terms).sum(-1, keepdim=True)
-    later = d_logits.sum(1).flip(-2).cumsum(-2).flip(-2)  # the path through S
+    d_f = (weights * (terms + (weights * terms).sum(-1, keepdim=True))).sum(1)
+    if "memory" in example.upstream:
+        d_f = d_f + example.upstream["memory"][:, 0, :, None].abs() / r.tau
+    later = (d_logits.sum(1) + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2)
     d_logits[:, r.selection.heads[0]] += later
 
     def of_keys(x):  # the heads that share one add up
@@ -236,6 +252,7 @@ def check(seed):
         example.upstream.pop("memory", None)
     upstream = {name: x.double() for name, x in example.upstream.items()}
     floor = rounding(example, request, F, whole.weights) if upstream else {}
+    floor["memory"] = rounding_of_memory(example, request, F)
     truth = run(in_fp64, example.options, upstream, "reference")
     plain = run(example.inputs, example.options, example.upstream, "reference")
     before = torch.get_num_threads()

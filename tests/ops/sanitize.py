@@ -44,7 +44,7 @@ def inside(path, count):
 
     failed = fuzz.run_all(0, count)
     if failed == 0:
-        failed = pytest.main(["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-x", *CACHE])
+        failed = pytest.main(["-q", "-x", "--assert=plain", "-p", "no:cacheprovider", "-p", "no:xdist", *CACHE])
     sys.exit(int(failed > 0))
 
 
