@@ -16,16 +16,23 @@ def add_text_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="validation", help="of the text (default: validation)")
     parser.add_argument("--layout", default="documents", help="documents, one in each row (default), or packed")
     parser.add_argument("--context", type=int, metavar="N", help="tokens of a row (default: the model's context size)")
-    parser.add_argument("--column", default="text", help="where .jsonl and the hub have the text (default: text)")
-    parser.add_argument(
-        "--separator", default="blank", help="between documents of .txt: blank, line, file, article, or such a line"
-    )
-    parser.add_argument("--validation", type=float, default=0.02, metavar="F", help="held out (default: 0.02)")
+    add_reading_options(parser)
     parser.add_argument(
         "--no-eos", action="store_true", help="documents do not end with </s>: as the model was trained"
     )
     parser.add_argument("--batch", type=int, default=8, metavar="N", help="rows at a time (default: 8)")
     parser.add_argument("--seed", type=int, default=0, help="of the order of the rows (default: 0)")
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """How a source is read: the settings of `selattn.data.Reading`."""
+    parser.add_argument("--column", default="text", help="where .jsonl and the hub have the text (default: text)")
+    parser.add_argument(
+        "--separator",
+        default="blank",
+        help="between documents of .txt: blank, line, single, file, article, or such a line (default: blank)",
+    )
+    parser.add_argument("--validation", type=float, default=0.02, metavar="F", help="held out (default: 0.02)")
 
 
 def text_of(args: argparse.Namespace, source: str, long: bool = False) -> Text:

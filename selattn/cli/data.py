@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli._text import add_reading_options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -36,11 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def _reading_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--column", default="text", help="where .jsonl and the hub have the text (default: text)")
-    parser.add_argument(
-        "--separator", default="blank", help="between documents of .txt: blank, line, file, article, or such a line"
-    )
-    parser.add_argument("--validation", type=float, default=0.02, metavar="F", help="held out (default: 0.02)")
+    add_reading_options(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="read at most so many documents of a split")
 
 

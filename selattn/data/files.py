@@ -14,7 +14,6 @@ from typing import IO
 from selattn.errors import SelattnError
 
 KINDS = (".txt", ".jsonl", ".json")
-SEPARATORS = ("blank", "line", "file", "article")
 _BOM = b"\xef\xbb\xbf"
 # WikiText's own mark of a new article: ` = Title = `, where sections have two or more of the signs.
 _TITLE = re.compile(r"\s*= [^=].* =\s*")
@@ -128,6 +127,8 @@ def _split(lines: Iterable[str], separator: str) -> Iterator[str]:
         yield "\n".join(lines)
     elif separator == "article":
         yield from join_articles(lines)
+    elif separator == "single":
+        yield from _paragraphs_joined(lines)
     else:
         between = "" if separator == "blank" else separator
         document: list[str] = []
@@ -138,6 +139,17 @@ def _split(lines: Iterable[str], separator: str) -> Iterator[str]:
             else:
                 document.append(line)
         yield "\n".join(document)
+
+
+def _paragraphs_joined(lines: Iterable[str]) -> Iterator[str]:
+    """Documents that end with a line, and have blank lines only between their paragraphs."""
+    document: list[str] = []
+    for line in lines:
+        if line.strip() and document and document[-1].strip():
+            yield "\n".join(document)
+            document = []
+        document.append(line)
+    yield "\n".join(document)
 
 
 def _json(path: Path, lines: Iterable[str], column: str) -> Iterator[str]:

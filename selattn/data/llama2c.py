@@ -3,6 +3,8 @@
     int32 longest piece, then for each token: fp32 score, int32 length, its bytes
 
 Ids 0, 1 and 2 are <unk>, <s> and </s>, then come 256 bytes, then the pieces, with plain blanks. It is a BPE model.
+llama2.c trains on documents that begin with <s> and stand one behind the other, and its programs stop at the next <s>:
+that is what ends a document. </s> never occurs, so it serves for padding.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _SPECIAL = ("<unk>", "<s>", "</s>")
 
 
 def sentencepiece_from_llama2c(path: str | Path) -> bytes:
-    """The model file, for `selattn.data.Tokenizer`. It has no padding token; </s> takes its place."""
+    """The model file, for `selattn.data.Tokenizer`: <BOS> and <EOS> are <s>, padding is </s>."""
     path = Path(path)
     model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
     for number, (piece, score) in enumerate(_read(path)):
@@ -36,8 +38,8 @@ def sentencepiece_from_llama2c(path: str | Path) -> bytes:
         model.pieces.add(piece=piece, score=score, type=kind)
     trainer, normalizer = model.trainer_spec, model.normalizer_spec
     trainer.model_type, trainer.vocab_size, trainer.byte_fallback = _BPE, len(model.pieces), True
-    trainer.unk_id, trainer.bos_id, trainer.eos_id, trainer.pad_id = 0, 1, 2, 2
-    trainer.pad_piece = _SPECIAL[2]
+    trainer.unk_id, trainer.bos_id, trainer.eos_id, trainer.pad_id = 0, 1, 1, 2
+    trainer.eos_piece, trainer.pad_piece = _SPECIAL[1], _SPECIAL[2]
     normalizer.name, normalizer.add_dummy_prefix, normalizer.escape_whitespaces = "identity", True, True
     normalizer.remove_extra_whitespaces = False
     return model.SerializeToString()

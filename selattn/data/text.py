@@ -26,9 +26,10 @@ class Reading:
 
     Args:
         column: where `.jsonl` files and the hub have the text.
-        separator: what ends a document in a `.txt` file: "blank" (a blank line), "line" (each line is one), "file"
-            (each file is one), "article" (WikiText's ` = Title = ` begins one), or else the line that stands between
-            two documents, such as "<|endoftext|>".
+        separator: what ends a document in a `.txt` file: "blank" (a blank line), "line" (each line is one), "single"
+            (a line end, where blank lines stand between the paragraphs of a document), "file" (each file is one),
+            "article" (WikiText's ` = Title = ` begins one), or else the line that stands between two documents, such
+            as "<|endoftext|>".
         validation: the fraction of documents that is held out where the source itself has no validation part.
         limit: read at most so many documents of the split.
     """

@@ -8,6 +8,7 @@ llama2.c rotates neighbouring pairs of a head's coordinates, ours are half a hea
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def from_llama2c(path: str | Path, attention: str | list[str] = "standard", **ch
         ("angles", (context, head)),
         *([] if tied else [("lm_head", (vocabulary, d))]),
     ]
-    size = sum(int(np.prod(shape)) for _, shape in shapes)
+    size = sum(math.prod(shape) for _, shape in shapes)
     if len(data) != _HEADER.size + 4 * size:
         raise SelattnError(
             f"{path} is not a whole llama2.c checkpoint: {len(data)} bytes, not {_HEADER.size + 4 * size}"
@@ -79,7 +80,7 @@ def from_llama2c(path: str | Path, attention: str | list[str] = "standard", **ch
             "qk_norm": False,
             "tie_word_embeddings": tied,
             "bos_token_id": 1,
-            "eos_token_id": 2,
+            "eos_token_id": 1,  # its programs stop where the next document would begin
             **changes,
         }
     )
@@ -94,7 +95,7 @@ def _named(numbers: Any, shapes: list[tuple[str, tuple[int, ...]]], head: int, t
     found: dict[str, Tensor] = {}
     begin = 0
     for name, shape in shapes:
-        end = begin + int(np.prod(shape))
+        end = begin + math.prod(shape)
         weight = torch.from_numpy(numbers[begin:end].reshape(shape).copy())
         begin = end
         if name in ("embed_tokens", "norm"):

@@ -9,7 +9,8 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from selattn.cli.main import main
-from selattn.data import Tokenizer
+from selattn.data import DocumentRows, Tokenizer
+from selattn.data.store import build_store
 from selattn.models import SelectiveForCausalLM
 
 PIECES = [" t", "he", " a", " the", " at", " ", "t", "h", "e", "a", "c", "at", " c", " cat"]
@@ -106,6 +107,20 @@ def test_the_tokens_are_the_same(tmp_path):
         assert ours.encode(text) == want
         assert theirs(text).input_ids == [ours.bos_id, *want]
         assert ours.decode(want) == theirs.decode(want) == text
+
+
+def test_a_document_ends_where_the_next_would_begin(tmp_path):
+    """llama2.c knows no </s>: in training and in its programs <s> ends a text, for tokenizers, rows and generation."""
+    write_checkpoint(tmp_path / "model.bin", write_tokenizer(tmp_path / "tok.bin"))
+    main(["convert", str(tmp_path), str(tmp_path / "out")])
+    ours, theirs = Tokenizer(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (ours.bos_id, ours.eos_id, ours.pad_id) == (1, 1, 2)
+    assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (1, 1, 2)
+    store = build_store(tmp_path / "store", ["the cat", "a"], ours)
+    assert store[0].tolist() == [1, *ours.encode("the cat"), 1]
+    assert DocumentRows(store, 4)[1]["labels"].tolist() == [-100, *ours.encode("a"), 1, -100]  # the end has a loss
+    model = SelectiveForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.generation_config.eos_token_id == 1
 
 
 def test_errors(tmp_path, capsys):

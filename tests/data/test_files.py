@@ -29,6 +29,7 @@ def write(path, data):
     [
         ("blank", ["one\ntwo", "three", "--\nfour"]),
         ("line", ["one", "two", "three", "--", "four"]),
+        ("single", ["one", "two\n\nthree\n \n\n--", "four"]),
         ("file", ["one\ntwo\n\nthree\n \n\n--\nfour"]),
         ("--", ["one\ntwo\n\nthree\n \n", "four"]),
     ],
