@@ -103,7 +103,7 @@ def evaluate(args: argparse.Namespace, subject: Subject, tasks: list[str], team:
     size = kv_size(model.config, context)
     found: dict[str, Any] = {
         "model": subject.name,
-        "weights": fingerprint(subject.folder),
+        "fingerprint": fingerprint(subject.folder),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "context": context,
         "budgets": None if model.config.budgets is None else model.config.budgets.to_json(),

@@ -36,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the search (default: runs/prune/MODEL)")
     parser.add_argument("--lazy", action="store_true", help="evaluate only layers that can still win")
     parser.add_argument("--step", type=int, default=8, metavar="C", help="tokens that a layer gives (default: 8)")
-    parser.add_argument("--floor", type=int, metavar="K", help="tokens that each layer keeps (default: C)")
+    parser.add_argument("--floor", type=int, metavar="K", help="go on, one token at a time, down to K (default: C)")
     parser.add_argument("--policy", default="selective", help="who leaves when a layer is full (default: selective)")
     parser.add_argument("--rows", type=int, default=32, metavar="N", help="rows to search on (default: 32)")
     parser.add_argument("--report", metavar="TEXT", help="what to report on (default: other rows of --data)")
@@ -95,7 +95,7 @@ def make_job(args: argparse.Namespace) -> Job:
     if not make_policy(args.policy).evicts:
         raise SelattnError(f"the policy {args.policy!r} drops nothing: there is nothing to search for")
     until = parse_until(args.until)
-    context = args.context or read_config(find_model(args.model)).max_position_embeddings
+    context = read_config(find_model(args.model)).max_position_embeddings if args.context is None else args.context
     return Job(
         model=args.model,
         out=args.out or Path("runs/prune") / args.model.removeprefix("zoo:").strip("/").replace("/", "-"),
@@ -111,7 +111,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 
 def last_iteration(job: Job) -> int | None:
-    """Where the search ends, if that is known: each iteration takes C tokens."""
+    """Where the search ends, if that is known: each iteration takes a known number of tokens."""
     import math
 
     from selattn.models.summary import read_config
@@ -121,9 +121,7 @@ def last_iteration(job: Job) -> int | None:
     if until.baseline is not None or until.tolerance is not None or until.loss < math.inf:
         return None
     layers = read_config(find_model(job.model)).num_hidden_layers
-    whole = layers * procedure.context
-    wanted = max(until.tokens, whole / until.factor)
-    return math.ceil((whole - wanted) / procedure.step)
+    return procedure.iterations(layers, max(until.tokens, layers * procedure.context / until.factor))
 
 
 def record(args: argparse.Namespace, job: Job, pruned: Pruned, team: Team) -> None:
@@ -172,6 +170,8 @@ def summarise(console: Any, job: Job, pruned: Pruned) -> None:
     """The budgets, the factor, and the losses on unseen rows."""
     from rich.table import Table
 
+    from selattn.cache.budgets import SMALLEST
+
     step = pruned.step
     console.print(f"[bold]{step.factor:.2f} times less memory[/]: K = {list(step.budgets)}, sum {sum(step.budgets):,}")
     table = Table("", "search set", "report set")
@@ -179,10 +179,11 @@ def summarise(console: Any, job: Job, pruned: Pruned) -> None:
     table.add_row("unpruned", f"{first.loss:.4f}", f"{pruned.reported['unpruned']:.4f}")
     table.add_row("with these budgets", f"{step.loss:.4f}", f"{pruned.reported['pruned']:.4f}")
     if "baseline" in pruned.reported:
-        table.add_row(f"baseline {job.until.baseline}", f"{pruned.limit:.4f}", f"{pruned.reported['baseline']:.4f}")
+        table.add_row(f"baseline {job.until.baseline}", f"{pruned.baseline:.4f}", f"{pruned.reported['baseline']:.4f}")
     console.print(table)
     if pruned.at_floor and (pruned.limit < float("inf") or job.until.tokens or job.until.factor < float("inf")):
-        console.print("No layer can give more, and the threshold is not reached: a smaller --step goes further.")
+        advice = "" if job.procedure.smallest == SMALLEST else f": --floor {SMALLEST} and another --out go further"
+        console.print(f"No layer can give more, and the threshold is not reached{advice}.", soft_wrap=True)
     work = pruned.path[-1].work
     console.print(
         f"{pruned.path[-1].iteration} iterations, {work['layer_evaluations']:,.0f} layer evaluations, "

@@ -98,9 +98,9 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 
 def fingerprint(folder: Path) -> str:
-    """Of a model's weights: two with the same are the same."""
+    """Of a model's weights and config, which says what is computed with them: two with the same are the same."""
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
         with file.open("rb") as opened:
             digest.update(hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).digest())
     return digest.hexdigest()

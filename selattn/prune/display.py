@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 
 from rich.console import Console
@@ -19,15 +20,14 @@ class Display:
         """`last` is the iteration at which the search ends, where that is known beforehand."""
         self.console = console or Console(stderr=True, highlight=False)
         self._last, self._said = last, 0.0
+        self._began: tuple[float, int] | None = None  # the time at the first iteration that was seen, and its number
         self._progress: Progress | None = None
 
     def __call__(self, step: Step, last: int) -> None:
         """An iteration has ended."""
         total = last if self._last is None else min(last, self._last)
         if not self.console.is_terminal:
-            if time.monotonic() - self._said > _SECONDS:
-                self._said = time.monotonic()
-                self.console.print(f"iteration {step.iteration}/{total}  {shown(step)}", soft_wrap=True)
+            self._line(step, total)
             return
         if self._progress is None:
             self._progress = Progress(
@@ -35,7 +35,7 @@ class Display:
                 BarColumn(bar_width=None),
                 TextColumn("{task.fields[shown]}"),
                 TimeElapsedColumn(),
-                TextColumn("[dim]left[/]" if self._last is not None else "[dim]left at most[/]"),
+                TextColumn(f"[dim]{self._left}[/]"),
                 TimeRemainingColumn(),
                 console=self.console,
                 expand=True,
@@ -43,6 +43,23 @@ class Display:
             self._progress.add_task("search", total=total, completed=step.iteration - 1, shown="")
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=step.iteration, shown=shown(step))
+
+    def _line(self, step: Step, total: int) -> None:
+        """Now and then."""
+        now = time.monotonic()
+        first, number = self._began = self._began or (now, step.iteration)
+        if now - self._said < _SECONDS:
+            return
+        self._said = now
+        left = ""
+        if step.iteration > number:
+            seconds = (now - first) / (step.iteration - number) * (total - step.iteration)
+            left = f"  {self._left} {datetime.timedelta(seconds=round(seconds))}"
+        self.console.print(f"iteration {step.iteration}/{total}  {shown(step)}{left}", soft_wrap=True)
+
+    @property
+    def _left(self) -> str:
+        return "left at most" if self._last is None else "left"
 
     def close(self) -> None:
         """Leave the bar as it is."""

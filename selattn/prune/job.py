@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class Pruned:
         path: all iterations.
         at_floor: whether the search ended because no layer could give more.
         limit: the largest loss that was allowed on the search set; infinite without such a threshold.
+        baseline: the loss of the baseline on the search set, if there is one.
         reported: losses on the report set by name: `unpruned`, `pruned`, `baseline` if there is one.
         tokens: how many tokens were predicted in the search set and in the report set.
     """
@@ -71,6 +73,7 @@ class Pruned:
     path: list[Step]
     at_floor: bool
     limit: float
+    baseline: float | None
     reported: dict[str, float]
     tokens: dict[str, int]
 
@@ -82,7 +85,8 @@ class Pruned:
             "memory_factor": self.step.factor,
             "at_floor": self.at_floor,
             "search_loss": self.step.loss,
-            "search_limit": self.limit if self.limit < float("inf") else None,
+            "search_limit": self.limit if self.limit < math.inf else None,
+            "search_baseline": self.baseline,
             "report": self.reported,
             "tokens": self.tokens,
             "path": [dataclasses.asdict(step) for step in self.path],
@@ -102,7 +106,8 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
         team.by_one(lambda: stack.enter_context(claimed(job.out)))
         past = team.by_one(lambda: open_folder(job.out, _settings(job, folder, rows)))
         model = load_model(folder)
-        until = _with_baseline(job, batches, team)
+        baseline = _baseline_loss(job, batches, team)
+        until = job.until if baseline is None else replace(job.until, loss=min(baseline, job.until.loss))
         path = _search(job, model, batches, past, until, team, show)
         number, reached = chosen(path, until, context)
         best = path[number]
@@ -111,7 +116,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
             notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
             Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
     sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
-    return Pruned(best, path, not reached, until.limit(path[0].loss), found, sizes)
+    return Pruned(best, path, not reached, until.limit(path[0].loss), baseline, found, sizes)
 
 
 def _search(
@@ -137,8 +142,8 @@ def _search(
         _write(team, job.out, path[0])
     until.check(path[0].loss, layers, context, job.procedure.smallest)
     last = job.procedure.iterations(layers)
-    for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=path):
-        path = [*path, step]
+    for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
+        path.append(step)
         _write(team, job.out, step)
         show(step, last)
         if chosen([path[0], step], until, context)[1]:
@@ -163,7 +168,7 @@ def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer) -> tuple[list[Batch], 
 def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
     """What decides the path."""
     return {
-        "weights": fingerprint(folder),
+        "fingerprint": fingerprint(folder),
         "text": dataclasses.asdict(job.text),
         "tokens": rows.checksum,
         "rows": job.rows,
@@ -183,12 +188,11 @@ def _check_baseline(baseline: Path, folder: Path) -> None:
         )
 
 
-def _with_baseline(job: Job, batches: Sequence[Batch], team: Team) -> Until:
-    """The threshold, with the loss of the baseline on the search set in it."""
+def _baseline_loss(job: Job, batches: Sequence[Batch], team: Team) -> float | None:
+    """The loss of the baseline, if there is one."""
     if job.until.baseline is None:
-        return job.until
-    loss = log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
-    return dataclasses.replace(job.until, loss=min(loss, job.until.loss))
+        return None
+    return log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
 
 
 def _report(
@@ -199,9 +203,8 @@ def _report(
         "unpruned": log_perplexity(model, batches, policy="none", team=team),
         "pruned": log_perplexity(model, batches, Budgets(best.budgets), job.policy, team),
     }
-    if job.until.baseline is not None:
-        found["baseline"] = log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
-    return found
+    baseline = _baseline_loss(job, batches, team)
+    return found if baseline is None else found | {"baseline": baseline}
 
 
 def _write(team: Team, out: Path, step: Step) -> None:

@@ -27,7 +27,7 @@ class Step:
 
     Attributes:
         iteration: 0 is the model with K_l = N in every layer.
-        layer: the one that gave C tokens; None in iteration 0.
+        layer: the one that gave tokens; None in iteration 0.
         budgets: K_l after it.
         loss: of the search set, nats per token.
         factor: layers * N / sum of K_l.
@@ -86,7 +86,7 @@ def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
     file = folder / SETTINGS
     try:
         if file.exists():
-            _compare(json.loads(file.read_text()), settings, folder)
+            _compare(read_settings(folder), settings, folder)
             return read_path(folder)
         half = file.with_name(file.name + ".part")
         half.write_text(json.dumps(settings, indent=2) + "\n")
@@ -94,6 +94,16 @@ def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
     except OSError as error:
         raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
     return []
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """What the path of a folder depends on."""
+    try:
+        return dict(json.loads((folder / SETTINGS).read_text()))
+    except FileNotFoundError:
+        raise SelattnError(f"{folder} is not the folder of a search: it has no {SETTINGS}") from None
+    except (OSError, ValueError, TypeError):
+        raise SelattnError(f"{folder / SETTINGS} is damaged: delete the folder and search again") from None
 
 
 def read_path(folder: Path) -> list[Step]:
@@ -126,10 +136,14 @@ def append(folder: Path, step: Step) -> None:
         raise SelattnError(f"cannot write {folder / PATH}: {error.strerror}; the search can go on from there") from None
 
 
-def _compare(found: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
-    for name in wanted:
-        if found.get(name) != wanted[name]:
+def _compare(found: dict[str, Any], wanted: dict[str, Any], folder: Path, where: str = "") -> None:
+    """Raise for the first setting that differs, by its own name where settings are nested."""
+    for name, value in wanted.items():
+        there = found.get(name)
+        if isinstance(value, dict) and isinstance(there, dict):
+            _compare(there, value, folder, f"{where}{name}.")
+        elif there != value:
             raise SelattnError(
-                f"{folder} holds a search with {name} {found.get(name)!r}, not {wanted[name]!r}: "
+                f"{folder} holds a search with {where}{name} {there!r}, not {value!r}: "
                 "choose another --out, or delete the folder"
             )

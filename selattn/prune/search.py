@@ -3,7 +3,9 @@
     K^0_l = N for all l
     K^t = K^{t-1} - C in layer m, m = argmin_i L(K^{t-1} - C_i), the smallest i among equals
 
-A layer is a candidate while it can keep at least `floor` tokens after giving C; the paper does not say where that ends.
+The paper does not say where that ends. By default a layer is a candidate while it keeps at least C tokens after giving
+C. With a floor the search goes on from there: when no layer can give C, all give one token at a time, down to the
+floor. So up to there the path is that of the paper, and candidates always give the same number of tokens.
 
 Lazy. The increase of the loss that a candidate caused when it was last evaluated is kept, and taken for a lower bound
 of what it would cause now: fewer tokens elsewhere, or in the same layer, make what is left more valuable. The candidate
@@ -34,7 +36,8 @@ class Procedure:
     Args:
         context: N.
         step: C, the tokens that a layer gives at a time.
-        floor: the tokens that every layer keeps; None is C.
+        floor: the tokens that every layer keeps, to be reached exactly; None ends the search when no layer can give C
+            and keep C.
         lazy: evaluate only candidates that can still win.
     """
 
@@ -48,26 +51,43 @@ class Procedure:
             raise SelattnError(f"a layer must give at least 1 token at a time, not {self.step}")
         if self.floor is not None and self.floor < SMALLEST:
             raise SelattnError(f"a layer must keep at least {SMALLEST} tokens, not {self.floor}")
-        if self.context - self.step < self.least:
-            raise SelattnError(f"with a context of {self.context} no layer can give {self.step} tokens: --step is less")
+        if self.context <= self.smallest:
+            least = f"{self.step} tokens and keep {self._kept}" if self.floor is None else f"any and keep {self.floor}"
+            raise SelattnError(f"with a context of {self.context} no layer can give {least}: choose less")
 
     @property
-    def least(self) -> int:
-        """The floor of every layer."""
-        return max(SMALLEST, self.step) if self.floor is None else self.floor
+    def _kept(self) -> int:
+        """What a layer that gives C must keep."""
+        return max(SMALLEST, self.step, self.floor or 0)
+
+    @property
+    def _times(self) -> int:
+        """How often a layer gives C."""
+        return max(0, self.context - self._kept) // self.step
 
     @property
     def smallest(self) -> int:
         """What a layer keeps when it can give no more."""
-        return self.context - (self.context - self.least) // self.step * self.step
+        return self.context - self._times * self.step if self.floor is None else self.floor
 
-    def iterations(self, layers: int) -> int:
-        """How many there are until no layer can give more."""
-        return layers * ((self.context - self.least) // self.step)
+    def iterations(self, layers: int, tokens: float = 0) -> int:
+        """How many there are until sum of K_l is at most `tokens`, or no layer can give more."""
+        whole, coarse = layers * self.context, layers * self._times
+        needed = math.ceil((whole - tokens) / self.step)
+        if needed <= coarse:
+            return max(0, needed)
+        left = whole - coarse * self.step
+        return coarse + math.ceil(left - max(tokens, layers * self.smallest))
+
+    def gives(self, budgets: Sequence[int]) -> int:
+        """The tokens that a layer gives in the next iteration."""
+        return self.step if max(budgets) - self.step >= self._kept else 1
 
     def candidates(self, budgets: Sequence[int]) -> list[int]:
-        """The layers that can give C tokens."""
-        return [layer for layer, k in enumerate(budgets) if k - self.step >= self.least]
+        """The layers that can give them."""
+        gives = self.gives(budgets)
+        least = self._kept if gives == self.step else self.smallest
+        return [layer for layer, k in enumerate(budgets) if k - gives >= least]
 
 
 def first_step(trials: Trials) -> Step:
@@ -79,14 +99,14 @@ def steps(trials: Trials, procedure: Procedure, past: Sequence[Step]) -> Iterato
     """The iterations after `past`, whose last one `trials` must stand at, one by one until no layer can give more."""
     began, before = time.monotonic(), past[-1].work
     worked = before["layer_evaluations"] - trials.evaluations  # a resumed search has its first pass again
-    bounds = _bounds(past) if procedure.lazy else None
+    bounds = _bounds(past, procedure)
     for iteration in range(len(past), procedure.iterations(len(trials.budgets)) + 1):
-        candidates = procedure.candidates(trials.budgets)
-        if bounds is None:
-            layer, tried = _exact(trials, candidates, procedure.step)
+        candidates, gives = procedure.candidates(trials.budgets), procedure.gives(trials.budgets)
+        if procedure.lazy:
+            layer, tried = _lazy(trials, candidates, gives, bounds[gives])
         else:
-            layer, tried = _lazy(trials, candidates, procedure.step, bounds)
-        trials.accept(layer, trials.budgets[layer] - procedure.step)
+            layer, tried = _exact(trials, candidates, gives)
+        trials.accept(layer, trials.budgets[layer] - gives)
         factor = len(trials.budgets) * procedure.context / sum(trials.budgets)
         work = {
             "layer_evaluations": worked + trials.evaluations,
@@ -95,14 +115,14 @@ def steps(trials: Trials, procedure: Procedure, past: Sequence[Step]) -> Iterato
         yield Step(iteration, layer, trials.budgets, trials.loss, factor, tried, work)
 
 
-def _exact(trials: Trials, candidates: Sequence[int], step: int) -> tuple[int, dict[int, float]]:
+def _exact(trials: Trials, candidates: Sequence[int], gives: int) -> tuple[int, dict[int, float]]:
     """Every candidate is evaluated."""
-    tried = {layer: trials.loss_with(layer, trials.budgets[layer] - step) for layer in candidates}
+    tried = {layer: trials.loss_with(layer, trials.budgets[layer] - gives) for layer in candidates}
     return min(candidates, key=lambda layer: (tried[layer], layer)), tried
 
 
 def _lazy(
-    trials: Trials, candidates: Sequence[int], step: int, bounds: dict[int, float]
+    trials: Trials, candidates: Sequence[int], gives: int, bounds: dict[int, float]
 ) -> tuple[int, dict[int, float]]:
     """Candidates are evaluated in the order of their bounds, until an evaluated one is the smallest."""
     tried: dict[int, float] = {}
@@ -110,13 +130,17 @@ def _lazy(
         layer = min(candidates, key=lambda layer: (bounds.get(layer, -math.inf), layer))
         if layer in tried:
             return layer, tried
-        tried[layer] = trials.loss_with(layer, trials.budgets[layer] - step)
+        tried[layer] = trials.loss_with(layer, trials.budgets[layer] - gives)
         bounds[layer] = tried[layer] - trials.loss
 
 
-def _bounds(past: Sequence[Step]) -> dict[int, float]:
-    """The increase of each candidate when it was last evaluated, as an uninterrupted search would have it."""
-    bounds: dict[int, float] = {}
+def _bounds(past: Sequence[Step], procedure: Procedure) -> dict[int, dict[int, float]]:
+    """The increase of each candidate when it was last evaluated, as an uninterrupted search would have it.
+
+    By the number of tokens given: what C tokens cost is no lower bound of what one token costs.
+    """
+    bounds: dict[int, dict[int, float]] = {procedure.step: {}, 1: {}}
     for before, step in itertools.pairwise(past):
-        bounds.update({layer: loss - before.loss for layer, loss in step.tried.items()})
+        gives = procedure.gives(before.budgets)
+        bounds[gives] |= {layer: loss - before.loss for layer, loss in step.tried.items()}
     return bounds

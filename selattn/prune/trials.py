@@ -142,12 +142,15 @@ class Trials:
         return self._team.total(sums) / self._tokens
 
     def _fit(self, entries: Sequence[Tensor], memory: int | None) -> int:
-        """1 to keep the states of every layer (current ones, the best trial's, the heads), 2 of every second, ..."""
+        """1 to keep the states of every layer, 2 of every second, ...
+
+        These are the current ones, those of the best trial and of the one that is made; with all layers the heads, too.
+        """
         each = sum(x.numel() * x.element_size() for x in entries)
-        limit = _free_memory() // (2 * self._team.size) if memory is None else memory
-        if 3 * self._layers * each <= limit:
+        limit = _free_memory(self._model.device) // (2 * self._team.size) if memory is None else memory
+        if 4 * self._layers * each <= limit:
             return 1
-        return next((s for s in range(2, self._layers) if 2 * -(-self._layers // s) * each <= limit), self._layers)
+        return next((s for s in range(2, self._layers) if 3 * -(-self._layers // s) * each <= limit), self._layers)
 
 
 class _Trial:
@@ -158,6 +161,8 @@ class _Trial:
         self.loss = float("nan")
 
 
-def _free_memory() -> int:
-    """Bytes of memory that are free."""
+def _free_memory(device: torch.device) -> int:
+    """Bytes of memory that are free where the states are."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

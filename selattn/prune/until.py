@@ -53,7 +53,7 @@ class Until:
     def check(self, unpruned: float, layers: int, context: int, floor: int) -> None:
         """Raise for what no search can reach."""
         limit = self.limit(unpruned)
-        if unpruned > limit:
+        if not unpruned <= limit:  # a loss that is not a number, too
             of = f" (that of {self.baseline})" if self.baseline else ""
             raise SelattnError(
                 f"a loss of at most {limit:.4f}{of} cannot be reached: without pruning the model has {unpruned:.4f} "
@@ -70,12 +70,16 @@ class Until:
 def parse_until(texts: Sequence[str]) -> Until:
     """From the command line; `baseline` is only named here."""
     until = Until()
+    seen: set[str] = set()
     for text in texts:
         name, equals, value = text.partition("=")
         if name not in _NAMES or (name != "floor") != bool(equals and value):
             near = difflib.get_close_matches(name, _NAMES, 1)
             hint = f"did you mean {FORMS[_NAMES.index(near[0])]}?" if near else f"choose {', '.join(FORMS)}"
             raise SelattnError(f"unknown condition {text!r}; {hint}")
+        if name in seen:
+            raise SelattnError(f"{name} is given twice: give it once")
+        seen.add(name)
         if name == "baseline":
             until = dataclasses.replace(until, baseline=value)
         elif name != "floor":

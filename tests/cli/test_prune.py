@@ -141,11 +141,21 @@ def test_the_budgets_are_the_last_that_meet_the_threshold(whole, here, tmp_path)
 def test_a_threshold_that_even_the_floor_meets_is_told(whole, here, tmp_path, capsys):
     shutil.copytree(whole, tmp_path / "search")
     assert main(command(here, tmp_path / "search", until="tolerance=9")) == 0
-    assert "No layer can give more, and the threshold is not reached" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No layer can give more, and the threshold is not reached: --floor 2 and another --out go further" in said
     record = json.loads((tmp_path / "search" / "record.json").read_text())
     assert (record["at_floor"], record["budgets"]) == (True, [4, 4])
     assert main(command(here, tmp_path / "search", until="factor=2")) == 0
     assert not json.loads((tmp_path / "search" / "record.json").read_text())["at_floor"]
+
+
+def test_a_floor_goes_on_where_the_papers_procedure_ends(whole, here, tmp_path, capsys):
+    assert main(command(here, tmp_path / "a", "--floor", "2")) == 0
+    path = path_of(tmp_path / "a")
+    assert path[: len(path_of(whole))] == path_of(whole)
+    assert [sum(step["budgets"]) for step in path[len(path_of(whole)) :]] == [7, 6, 5, 4]
+    assert main(command(here, tmp_path / "a", "--floor", "2", until="factor=11")) == 0
+    assert sum(Budgets.load(tmp_path / "a" / "budgets.json")) == 5
 
 
 def test_a_baseline_is_a_threshold(whole, here, tmp_path):
@@ -196,6 +206,14 @@ def test_a_copy_of_the_model_carries_its_budgets(whole, here, tmp_path):
         (["--until", "factr=2"], "did you mean factor=X?"),
         (["--until", "factor"], "unknown condition 'factor'"),
         (["--until", "tolerance=x"], "must be a number"),
+        (["--until", "floor"], "floor is given twice"),
+        (["--floor", "1"], "must keep at least 2 tokens"),
+        (["--floor", "40"], "with a context of 32 no layer can give any and keep 40"),
+        (["--step", "20"], "with a context of 32 no layer can give 20 tokens and keep 20"),
+        (["--context", "0"], "with a context of 0"),
+        (["--until", "loss=nan"], "must be a number"),
+        (["--seed", "-1"], "a seed must be in"),
+        (["--layout", "pages"], "unknown layout"),
         (["--data", "short.txt"], "the search set is shorter than one context"),
         (["--until", "baseline=other"], "has another vocabulary (290 tokens)"),
         (["--until", "baseline=nowhere"], "there is no model"),
@@ -210,7 +228,7 @@ def test_errors_are_one_line(here, tmp_path, monkeypatch, capsys, more, says):
         model_folder(here / "other", size=290)
     monkeypatch.chdir(here)
     words = command(here, tmp_path / "search")
-    if more[0] == "--until":
+    if more[0] == "--until" and more[1] != "floor":
         words[words.index("--until") + 1] = more[1]
     else:
         words += more
@@ -230,8 +248,44 @@ def test_one_search_in_a_folder_at_a_time(here, tmp_path, capsys):
 def test_a_folder_of_another_search_is_left_alone(whole, here, capsys):
     before = (whole / "path.jsonl").read_text()
     assert main(command(here, whole, "--seed", "1")) == 2
-    assert "holds a search with text" in capsys.readouterr().err
+    assert "holds a search with text.seed 0, not 1" in capsys.readouterr().err
     (here / "text.txt").write_text((here / "text.txt").read_text() + "\n\nthe dog\n" * 9)
     assert main(command(here, whole)) == 2
     assert "holds a search with tokens" in capsys.readouterr().err
     assert (whole / "path.jsonl").read_text() == before
+
+
+def test_the_same_weights_in_another_model_are_another_model(here, tmp_path, capsys):
+    """What is computed with them stands in the config."""
+    (here / "text.txt").write_text((here / "text.txt").read_text())
+    shutil.copytree(here / "model", here / "changed", dirs_exist_ok=True)
+    out = tmp_path / "search"
+    words = command(here, out, until="factor=1.1")
+    words[1] = str(here / "changed")
+    assert main(words) == 0
+    config = json.loads((here / "changed" / "config.json").read_text())
+    (here / "changed" / "config.json").write_text(json.dumps({**config, "selection_strength": 0.9999}))
+    assert main(words) == 2
+    assert "holds a search with fingerprint" in capsys.readouterr().err
+
+
+def test_a_model_whose_loss_is_no_number_is_told(here, tmp_path, capsys):
+    model = SelectiveForCausalLM.from_pretrained(here / "model")
+    model.lm_head.weight.data[0] = float("nan")
+    shutil.copytree(here / "model", here / "broken", dirs_exist_ok=True)
+    model.save_pretrained(here / "broken")
+    words = command(here, tmp_path / "search")
+    words[1] = str(here / "broken")
+    assert main(words) == 2
+    assert "without pruning the model has nan" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"fingerprint": 1}'])
+def test_a_damaged_folder_is_told(here, tmp_path, capsys, damage):
+    out = tmp_path / "search"
+    out.mkdir()
+    (out / "search.json").write_text(damage)
+    assert main(command(here, out)) == 2
+    err = capsys.readouterr().err
+    assert len(err.splitlines()) == 1
+    assert "damaged" in err or "holds a search with fingerprint 1" in err

@@ -38,9 +38,9 @@ def loss(model, text, budgets, policy="selective"):
     return total / count
 
 
-def literal(model, text, context, step, floor, policy="selective"):
+def literal(model, text, context, step, floor, policy="selective", start=None):
     """Section 4: K = N; in each iteration the loss of K - C_i for every i, and the argmin gives C."""
-    K = [context] * model.config.num_hidden_layers
+    K = list(start or [context] * model.config.num_hidden_layers)
     path = [(tuple(K), loss(model, text, K, policy), {})]
     while True:
         tried = {}

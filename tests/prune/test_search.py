@@ -3,6 +3,8 @@
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
 from selattn.prune import Procedure, Trials, first_step, steps
@@ -12,8 +14,8 @@ from tests.prune.cases import batches, brute_force, literal, loss, model, rows
 LENGTHS = (24, 24, 9, 24, 17)
 
 
-def path(net, lazy=False, step=4, lengths=LENGTHS, policy="selective", past=None, size=2, **how):
-    procedure = Procedure(CONTEXT, step, lazy=lazy)
+def path(net, lazy=False, step=4, lengths=LENGTHS, policy="selective", past=None, size=2, floor=None, **how):
+    procedure = Procedure(CONTEXT, step, floor, lazy)
     budgets = past[-1].budgets if past else (CONTEXT,) * net.config.num_hidden_layers
     trials = Trials(net, batches(lengths, size), budgets, policy, **how)
     past = past or [first_step(trials)]
@@ -34,6 +36,41 @@ def test_exact_is_the_papers_procedure(policy, memory):
         assert step.factor == pytest.approx(3 * CONTEXT / sum(budgets))
     assert len(found) == 1 + 3 * 5
     assert found[-1].budgets == (4, 4, 4)
+
+
+@pytest.mark.parametrize(("step", "floor", "coarse"), [(8, 5, 8), (5, 2, 9), (5, 6, 9), (4, 4, 4), (1, 20, 20)])
+def test_with_a_floor_it_goes_on_one_token_at_a_time(step, floor, coarse):
+    """First the paper's path as far as it goes, then the same procedure with C = 1, exactly to the floor."""
+    net = model()
+    found = path(net, step=step, floor=floor)
+    want = literal(net, rows(LENGTHS), CONTEXT, step, max(step, floor))
+    assert want[-1][0] == (coarse,) * 3
+    want += literal(net, rows(LENGTHS), CONTEXT, 1, floor, start=want[-1][0])[1:]
+    assert [step.budgets for step in found] == [budgets for budgets, _, _ in want]
+    for now, (_, loss_then, tried) in zip(found, want, strict=True):
+        assert now.loss == pytest.approx(loss_then, rel=1e-12)
+        assert now.tried == pytest.approx(tried, rel=1e-12)
+    assert found[-1].budgets == (floor,) * 3
+
+
+@given(context=st.integers(3, 40), step=st.integers(1, 12), floor=st.none() | st.integers(2, 30), data=st.data())
+def test_the_number_of_iterations_is_known_beforehand(context, step, floor, data):
+    """Whoever gives: the sum of budgets after each iteration is the same, and so is the end."""
+    try:
+        procedure = Procedure(context, step, floor)
+    except SelattnError:
+        assert context <= (floor or 0) or context - step < max(2, step)
+        return
+    budgets, sums = [context] * 3, [3 * context]
+    while can := procedure.candidates(budgets):
+        gives = procedure.gives(budgets)
+        budgets[data.draw(st.sampled_from(can))] -= gives
+        sums.append(sum(budgets))
+    assert len(sums) - 1 == procedure.iterations(3)
+    assert budgets == [procedure.smallest] * 3
+    assert procedure.smallest == floor or (floor is None and procedure.smallest in range(max(2, step), 2 * step + 1))
+    wanted = data.draw(st.integers(sums[-1], sums[0]))
+    assert procedure.iterations(3, wanted) == next(i for i, total in enumerate(sums) if total <= wanted)
 
 
 def test_the_loss_of_a_path_is_that_of_the_model_with_its_budgets():
@@ -73,10 +110,10 @@ def test_a_trial_runs_the_layers_from_its_own_on_and_its_own_only_once():
 
 def test_a_search_goes_on_from_any_iteration():
     net = model()
-    for lazy in (False, True):
-        whole = path(net, lazy)
-        for stop in (1, 4, 9):
-            assert path(net, lazy, past=whole[:stop]) == whole
+    for lazy, floor in itertools.product((False, True), (None, 2)):
+        whole = path(net, lazy, floor=floor)
+        for stop in (1, 4, 9, len(whole) - 2, len(whole)):
+            assert path(net, lazy, past=whole[:stop], floor=floor) == whole
 
 
 def test_lazy_wins_only_with_what_it_has_evaluated():
@@ -91,6 +128,14 @@ def test_lazy_wins_only_with_what_it_has_evaluated():
         assert step.loss == step.tried[step.layer]
 
 
+def test_lazy_forgets_its_bounds_when_layers_give_less():
+    """What C tokens cost is no bound of what one costs: the first time, every layer is evaluated."""
+    found = path(model(), lazy=True, floor=2)
+    first = next(step for before, step in itertools.pairwise(found) if sum(before.budgets) - sum(step.budgets) == 1)
+    assert sorted(first.budgets) == [3, 4, 4]
+    assert set(first.tried) == {0, 1, 2}
+
+
 def test_lazy_evaluates_less():
     exact, lazy = path(model(), step=2), path(model(), lazy=True, step=2)
     assert sum(len(step.tried) for step in lazy) < sum(len(step.tried) for step in exact)
@@ -103,6 +148,7 @@ def test_lazy_evaluates_less():
         ({"step": 0}, "at least 1 token"),
         ({"floor": 1}, "at least 2 tokens"),
         ({"step": 24}, "no layer can give 24"),
+        ({"floor": 24}, "no layer can give any and keep 24"),
     ],
 )
 def test_errors(settings, says):
