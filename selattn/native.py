@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
+import os
 
 import torch  # noqa: F401  first, so that the library shares torch's OpenMP and its threads
 
@@ -30,9 +31,22 @@ def unavailable() -> str | None:
     """Why the library cannot be used; None if it can."""
     if library() is None:
         return "it was not built: install a C++ compiler (g++), then run `pip install -e .` again"
-    return None
+    return _WRONG_TARGET
 
 
 def target() -> str | None:
     """The instruction set that it uses here: avx512, avx2 or plain; None where it was not built."""
     return None if _LIBRARY is None else _LIBRARY.selattn_target().decode()
+
+
+def _wrong_target() -> str | None:
+    """What is wrong with SELATTN_TARGET, if it is set: the library would take another instruction set silently."""
+    wanted = os.environ.get("SELATTN_TARGET")
+    if wanted is None or target() in (None, wanted):
+        return None
+    return (
+        f"SELATTN_TARGET={wanted} is not an instruction set of this machine: unset it, or choose avx512, avx2 or plain"
+    )
+
+
+_WRONG_TARGET = _wrong_target()

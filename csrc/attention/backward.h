@@ -44,7 +44,7 @@ template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b,
 /* One panel of one head: weights and dA into their tiles, dF and dQ. */
 template <class T>
 void differentiate_panel(const Problem &p, Back<T> &a, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
-                         int64_t d, int64_t dv_size) {
+                         const Coming<T> &next, int64_t d, int64_t dv_size) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
     const bool selects = p.selecting >= 0, holds_back = h == p.selecting;
@@ -63,6 +63,7 @@ void differentiate_panel(const Problem &p, Back<T> &a, int64_t h, int panel, con
         lse[x] = load(a.lse + h * BLOCK + panel * W + x * L), delta[x] = load(a.delta + h * BLOCK + panel * W + x * L);
     for (int64_t i = seen.begin; i < seen.end; i += ROWS) {
         Vector<T> sum[ROWS][3], slope[ROWS][3];
+        next.ask_for(i);
         const bool all = sees_all(a.lanes, a.chunk, panel, i);
         if (known) {
             for (int r = 0; r < ROWS; r++)
@@ -100,11 +101,16 @@ void differentiate_panel(const Problem &p, Back<T> &a, int64_t h, int panel, con
                           a.d_queries + (h * BLOCK + panel * W) * d, d);
 }
 
+/* Whether the gradients of a chunk's keys lie side by side, as the products want them. */
+template <class T> bool adds_in_place(const Chunk<T> &c, int64_t size, int64_t padded) {
+    return size == padded && c.count == c.rounded && c.key[c.count - 1] - c.key[0] == c.count - 1;
+}
+
 /* sum over the queries of tile^T rows, added to the gradient of a chunk's keys (or values). */
 template <class T>
 void add_to_keys(const Back<T> &a, const T *tile, const T *rows, int64_t rows_row, T *scratch, int64_t padded, T *to, int64_t size) {
     const Chunk<T> &c = a.chunk;
-    const bool direct = size == padded && c.count == c.rounded && c.key[c.count - 1] - c.key[0] == c.count - 1;
+    const bool direct = adds_in_place(c, size, padded);
     T *sums = direct ? to + c.key[0] * size : scratch;
     if (!direct) std::fill_n(scratch, c.rounded * padded, (T)0);
     for (int64_t i = 0; i < c.rounded; i += KEY_ROWS) {
@@ -115,6 +121,14 @@ void add_to_keys(const Back<T> &a, const T *tile, const T *rows, int64_t rows_ro
     if (direct) return;
     for (int64_t i = 0; i < c.count; i++)
         for (int64_t d = 0; d < size; d++) to[c.key[i] * size + d] += scratch[i * padded + d];
+}
+
+/* The rows of dK and dV that a head adds to, if it adds in place. */
+template <class T> Coming<T> sums_of(const Problem &p, const Back<T> &a, int64_t b, int64_t g, int64_t d, int64_t dv_size) {
+    const Chunk<T> &c = a.chunk;
+    if (!adds_in_place(c, p.D, d) || !adds_in_place(c, p.Dv, dv_size)) return {};
+    const int64_t first = (b * p.G + g) * p.M + c.key[0];
+    return {{{(const T *)p.dk + first * d, d}, {(const T *)p.dv + first * dv_size, dv_size}}, std::min(d, dv_size)};
 }
 
 /* What selection adds to the selecting head's dA. `later` [M] is the sum of dF over later blocks, and is moved on. */
@@ -183,8 +197,12 @@ template <class T> void backward_chunk(const Problem &p, Back<T> &a, int64_t b, 
     for (int64_t g = 0; g < p.G; g++) {
         const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, a.keys);
         const Gathered<T> values = gather(v, b, g, c.key, c.count, dv_size, a.values);
+        const Coming<T> none{}, next = coming<T>(k, v, b, g + 1, p, c, d, dv_size), sums = sums_of(p, a, b, g, d, dv_size);
         for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
-            for (int panel = 0; panel < PANELS<T>; panel++) differentiate_panel(p, a, h, panel, keys, values, d, dv_size);
+            for (int panel = 0; panel < PANELS<T>; panel++) {
+                const Coming<T> &soon = h == g * shared && panel == 0 ? sums : h == g * shared && panel == 1 ? next : none;
+                differentiate_panel(p, a, h, panel, keys, values, soon, d, dv_size);
+            }
             const Gathered<T> out_rows = rows_of(d_out, h, dv_size, a.d_output_rows);
             add_to_keys(a, a.weights, out_rows.data, out_rows.row, a.dv, dv_size, (T *)p.dv + (b * p.G + g) * p.M * p.Dv, p.Dv);
             if (h == p.selecting) continue;

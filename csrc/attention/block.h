@@ -56,6 +56,18 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
     }
 }
 
+/* Keys and values that are read after those of key-value head g - 1, where they need not be gathered: of the same chunk for
+ * head g, or after the last head of the keys behind the chunk for head 0. */
+template <class T>
+Coming<T> coming(const Rows &k, const Rows &v, int64_t b, int64_t g, const Problem &p, const Chunk<T> &c, int64_t d, int64_t dv) {
+    const int64_t ahead = g < p.G ? 0 : c.count;
+    if (c.key[0] + ahead + c.count > p.M) return {};
+    Coming<T> found{{neighbours<T>(k, b, g % p.G, c.key, c.count, d), neighbours<T>(v, b, g % p.G, c.key, c.count, dv)}, std::min(d, dv)};
+    for (Gathered<T> &x : found.rows)
+        if (x.data) x.data += ahead * x.row;
+    return found;
+}
+
 /* The groups of a chunk that a panel sees: begin <= i < end, multiples of ROWS. */
 struct Range {
     int64_t begin, end;

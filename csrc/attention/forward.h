@@ -20,11 +20,12 @@ template <class T> struct Ahead { /* what a thread needs of its own */
 /* Logits - F of one panel for the keys of a chunk, and their largest for each query. */
 template <class T>
 void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, int panel, Range seen, const Gathered<T> &k,
-                    const T *queries, const T *known, const T *f, T *tile, Vector<T> (&most)[3]) {
+                    const T *queries, const T *known, const T *f, const Coming<T> &next, T *tile, Vector<T> (&most)[3]) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
     for (int64_t i = seen.begin; i < seen.end; i += ROWS) {
         Vector<T> sum[ROWS][3];
+        next.ask_for(i);
         if (known) {
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < 3; v++) sum[r][v] = load(known + (i + r) * W + v * L);
@@ -48,8 +49,8 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
 
 /* One panel of one head over one chunk: the softmax so far. */
 template <class T>
-void attend_panel(const Problem &p, Ahead<T> &a, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v, int64_t d,
-                  int64_t dv) {
+void attend_panel(const Problem &p, Ahead<T> &a, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
+                  const Coming<T> &next, int64_t d, int64_t dv) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
     if (seen.begin == seen.end) return;
@@ -59,8 +60,8 @@ void attend_panel(const Problem &p, Ahead<T> &a, int64_t h, int panel, const Gat
     Vector<T> most[3], factor[3], sum[3];
     for (int i = 0; i < 3; i++) most[i] = load(top + i * L);
     shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d,
-                   h == p.selecting ? a.logit + panel * TILE<T> : nullptr, selects ? a.f + panel * TILE<T> : nullptr, a.tile,
-                   most);
+                   h == p.selecting ? a.logit + panel * TILE<T> : nullptr, selects ? a.f + panel * TILE<T> : nullptr, next,
+                   a.tile, most);
     bool moves = false;
     for (int i = 0; i < 3; i++) {
         const Vector<T> before = load(top + i * L);
@@ -163,8 +164,10 @@ template <class T> void forward_block(const Problem &p, Ahead<T> &a, const Bound
         for (int64_t g = 0; g < p.G; g++) {
             const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, a.keys);
             const Gathered<T> values = gather(v, b, g, c.key, c.count, dv, a.values);
+            const Coming<T> none{}, next = coming<T>(k, v, b, g + 1, p, c, d, dv);
             for (int64_t h = g * shared; h < (g + 1) * shared; h++)
-                for (int panel = 0; panel < PANELS<T>; panel++) attend_panel(p, a, h, panel, keys, values, d, dv);
+                for (int panel = 0; panel < PANELS<T>; panel++)
+                    attend_panel(p, a, h, panel, keys, values, h == g * shared && panel == PANELS<T> - 1 ? next : none, d, dv);
         }
         if (p.living) living += count_pairs(a.lanes, c);
     }

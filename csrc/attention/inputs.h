@@ -72,11 +72,14 @@ template <class T> struct Gathered {
     const T *data;
     int64_t row;
 };
+template <class T> Gathered<T> neighbours(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded) {
+    const bool whole = count > 0 && count % GROUP == 0 && keys[count - 1] - keys[0] == count - 1;
+    return {whole ? in_place<T>(x, b, g, keys[0], padded) : nullptr, x.stride[2]};
+}
 template <class T>
 Gathered<T> gather(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded, T *buffer) {
-    const bool neighbours = keys[count - 1] - keys[0] == count - 1;
-    const T *found = neighbours && count % GROUP == 0 ? in_place<T>(x, b, g, keys[0], padded) : nullptr;
-    if (found) return {found, x.stride[2]};
+    const Gathered<T> found = neighbours<T>(x, b, g, keys, count, padded);
+    if (found.data) return found;
     const int64_t rows = (count + GROUP - 1) / GROUP * GROUP;
     for (int64_t i = 0; i < rows; i++) {
         T *to = buffer + i * padded;
@@ -86,3 +89,15 @@ Gathered<T> gather(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int
     }
     return {buffer, padded};
 }
+
+/* Rows of a tensor that come next: asked for while others are computed with, because those of a long context are far away. */
+template <class T> struct Coming {
+    Gathered<T> rows[2];
+    int64_t size; /* numbers of a row */
+    void ask_for(int64_t from) const {
+        for (const Gathered<T> &x : rows)
+            if (x.data)
+                for (int64_t r = from; r < from + ROWS; r++)
+                    for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(x.data + r * x.row + d, 0, 2);
+    }
+};
