@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from selattn.errors import SelattnError
+
 # Every dependency of the package, and of its `eval` and `gpu` extras.
 PACKAGES = (
     *("torch", "transformers", "accelerate", "safetensors", "sentencepiece", "datasets", "matplotlib"),
@@ -58,13 +60,16 @@ def write_record(path: str | Path, data: dict[str, Any], seed: int | list[int] |
         "machine": machine(),
         **data,
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(path.name + ".part")
     try:
-        half.write_text(json.dumps(record, indent=2) + "\n")
-        half.replace(path)
-    finally:
-        half.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            half.write_text(json.dumps(record, indent=2) + "\n")
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
+    except OSError as error:
+        raise SelattnError(f"cannot write {path}: {error.strerror}") from None
     return path
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli._text import text_of
+from selattn.cli._text import texts_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -15,13 +16,16 @@ if TYPE_CHECKING:
     from selattn.cache import Budgets
     from selattn.evaluate.batches import Batch
     from selattn.evaluate.curve import Curve, Point
+    from selattn.evaluate.team import Team
 
 
 def run_curve(args: argparse.Namespace, console: Console) -> int:
     """Measure every curve on the same rows, read off where it reaches the baseline, draw and record."""
-    from selattn.evaluate.curve import Curve, measure
-    from selattn.evaluate.subjects import load_model, tokenizer_of
+    from selattn.cli._bar import rows_bar
+    from selattn.evaluate.curve import Curve, halves, measure
+    from selattn.evaluate.subjects import load_model
     from selattn.evaluate.team import Team
+    from selattn.models.summary import read_config
     from selattn.models.zoo import find_model
 
     if not args.data or args.tasks or args.speed:
@@ -30,63 +34,67 @@ def run_curve(args: argparse.Namespace, console: Console) -> int:
         raise SelattnError(f"--figure must end with .png, .svg or .pdf, not {args.figure}")
     curves = [Curve.parse(text) for text in args.models]
     baseline = None if args.baseline is None else find_model(args.baseline)
-    folders = [curve.folder for curve in curves] + ([baseline] if baseline else [])
-    prints = {tokenizer_of(folder).fingerprint for folder in folders}
-    if len(prints) > 1:
-        raise SelattnError("these models have different vocabularies: their losses cannot be compared")
+    check_vocabularies([curve.folder for curve in curves] + ([baseline] if baseline else []))
+    context = args.context or read_config(curves[0].folder).max_position_embeddings
+    sizes = sorted({size for size in args.sizes or halves(context) if size <= context}, reverse=True)
+    if not sizes:
+        raise SelattnError(f"--sizes are all larger than the context of {context} tokens: give smaller ones")
+    plan = [(curve, *points_of(curve, sizes, context)) for curve in curves]
     team = Team()
     try:
-        context = args.context or load_model(curves[0].folder).config.max_position_embeddings
-        texts = make_texts(args, folders[0], context)
-        base = None
-        if baseline is not None:
-            (base,) = measure(load_model(baseline), texts, context, [None], None, team)
-        found = []
-        for curve in curves:
-            choices, policy = points_of(curve, args.sizes, context)
-            found.append((curve, measure(load_model(curve.folder), texts, context, choices, policy, team)))
+        texts = make_texts(args, curves[0].folder, context, team)
+        each = args.batch * sum(len(team.share(batches)) for batches in texts.values())
+        todo = each * (sum(len(choices) for _, choices, _ in plan) + (baseline is not None))
+        with rows_bar("measuring", todo, team.leads) as tick:
+            base = None
+            if baseline is not None:
+                (base,) = measure(load_model(baseline), texts, context, [None], None, team, tick)
+            found = [
+                (curve, policy, measure(load_model(curve.folder), texts, context, choices, policy, team, tick))
+                for curve, choices, policy in plan
+            ]
     finally:
         team.close()
     if team.leads:
         data = collect(args, context, texts, found, base)
         write(args, data, console)
-        show(data, console)
+        show_curves(data, console)
     return 0
 
 
-def make_texts(args: argparse.Namespace, folder: Any, context: int) -> dict[str, list[Batch]]:
+def check_vocabularies(folders: Sequence[Path]) -> None:
+    """Losses can be compared only over the same tokens."""
+    from selattn.evaluate.subjects import tokenizer_of
+
+    if len({tokenizer_of(folder).fingerprint for folder in folders}) > 1:
+        raise SelattnError("these models have different vocabularies: their losses cannot be compared")
+
+
+def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team) -> dict[str, list[Batch]]:
     """The rows that all curves are measured on."""
     from selattn.evaluate import make_batches
     from selattn.evaluate.subjects import tokenizer_of
 
-    texts = {}
-    for source in args.data:
-        for long in (False, True) if args.long else (False,):
-            text = text_of(args, source, long)
-            rows = text.rows(tokenizer_of(folder), context, progress=True).take(args.rows, args.skip)
-            texts[f"{text.name}, long" if long else text.name] = make_batches(rows, args.batch)
-    return texts
+    tokenizer = tokenizer_of(folder)
+    rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts_of(args).items()}
+    return {name: make_batches(found.take(args.rows, args.skip), args.batch) for name, found in rows.items()}
 
 
 def points_of(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budgets | None], str | None]:
     """The budgets of a curve's points, and the policy."""
-    import json
-
     from selattn.cache import Budgets
     from selattn.evaluate.curve import nearest
-    from selattn.prune.path import SETTINGS, read_path
+    from selattn.prune.path import read_path, read_settings
 
     if curve.search is not None:
-        path = read_path(curve.search)
+        settings, path = read_settings(curve.search), read_path(curve.search)
         if not path:
-            raise SelattnError(f"{curve.search} is not the folder of a search, or nothing has been searched in it")
-        settings = json.loads((curve.search / SETTINGS).read_text())
+            raise SelattnError(f"nothing has been searched in {curve.search} yet: go on with that search")
         if settings["context"] != context:
             raise SelattnError(f"{curve.search} was searched at a context of {settings['context']}, not {context}")
-        wanted = nearest([step.budgets for step in path], [size for size in sizes if size <= context])
-        return [Budgets(budgets) for budgets in wanted], settings["policy"]
+        return [Budgets(budgets) for budgets in nearest([step.budgets for step in path], sizes)], settings["policy"]
     if curve.sizes:
-        return [Budgets(size) for size in sorted(sizes, reverse=True) if size <= context], curve.policy
+        return [Budgets(size) for size in sizes], curve.policy
     return [None], None
 
 
@@ -94,27 +102,23 @@ def collect(
     args: argparse.Namespace,
     context: int,
     texts: dict[str, list[Batch]],
-    found: list[tuple[Curve, list[Point]]],
+    found: list[tuple[Curve, str | None, list[Point]]],
     base: Point | None,
 ) -> dict[str, Any]:
     """The record."""
     from selattn.evaluate.curve import size_at
 
     curves = []
-    for curve, points in found:
-        equal = {}
-        for text in texts if base is not None else ():
-            assert base is not None
-            size = size_at(points, text, base.losses[text])
-            equal[text] = None if size is None else {"kv_size": size, "memory_factor": context / size}
+    for curve, policy, points in found:
+        reached = {text: size_at(points, text, loss) for text, loss in (base.losses if base else {}).items()}
         curves.append(
             {
                 "name": curve.name,
-                "model": str(curve.folder),
-                "policy": curve.policy,
+                "model": curve.model,
+                "policy": policy,
                 "search": None if curve.search is None else str(curve.search),
                 "points": [point.to_json() for point in points],
-                "at_the_baselines_loss": equal,
+                "at_the_baselines_loss": {text: at and at.to_json(context) for text, at in reached.items()},
             }
         )
     sizes = {
@@ -139,7 +143,7 @@ def write(args: argparse.Namespace, data: dict[str, Any], console: Console) -> N
         console.print(f"drawn in {figure}", soft_wrap=True)
 
 
-def show(data: dict[str, Any], console: Console) -> None:
+def show_curves(data: dict[str, Any], console: Console) -> None:
     """Where each curve reaches the baseline's loss."""
     from rich.table import Table
 
@@ -150,8 +154,14 @@ def show(data: dict[str, Any], console: Console) -> None:
         for curve in data["curves"]:
             points = sorted(curve["points"], key=lambda point: -point["kv_size"])
             ends = [f"{point['kv_size']:g}: {point['loss'][text]:.4f}" for point in (points[0], points[-1])]
-            equal = curve["at_the_baselines_loss"].get(text)
-            table.add_row(curve["name"], *ends, "-" if equal is None else f"{equal['memory_factor']:.2f}")
+            table.add_row(curve["name"], *ends, factor(curve["at_the_baselines_loss"].get(text)))
         console.print(table)
         if data["baseline"] is not None:
             console.print(f"baseline {data['baseline']['name']}: {data['baseline']['loss'][text]:.4f}", soft_wrap=True)
+
+
+def factor(reached: dict[str, Any] | None) -> str:
+    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound."""
+    if reached is None:
+        return "-"
+    return f"{'≥ ' if reached['at_least'] else ''}{reached['memory_factor']:.2f}"

@@ -42,3 +42,15 @@ def text_of(args: argparse.Namespace, source: str, long: bool = False) -> Text:
 
     reading = Reading(args.column, args.separator, args.validation)
     return Text(source, args.split, args.layout, long, args.seed, not args.no_eos, reading)
+
+
+def texts_of(args: argparse.Namespace) -> dict[str, Text]:
+    """The texts of a command that takes several, by name; with --long each is followed by its long documents alone."""
+    from selattn.evaluate.text import text_names
+
+    found = {}
+    for source, name in text_names(args.data).items():
+        found[name] = text_of(args, source)
+        if args.long:
+            found[f"{name}, long"] = text_of(args, source, long=True)
+    return found

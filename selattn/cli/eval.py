@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli._text import SOURCES, add_text_options, text_of
+from selattn.cli._text import SOURCES, add_text_options, texts_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -39,7 +39,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--speed", action="store_true", help="cache bytes, and tokens per second of decoding")
     parser.add_argument("--curve", action="store_true", help="the trade-off between loss and KV size, on --data")
     parser.add_argument(
-        "--sizes", type=int, nargs="+", default=[512, 256, 128, 64, 32, 16, 8], metavar="K", help="of a curve's points"
+        "--sizes",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="of a curve's points (default: the context, and halves of it down to 2)",
     )
     parser.add_argument("--baseline", metavar="MODEL", help="with --curve: where curves reach this model's loss")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the record there (JSON)")
@@ -51,9 +55,11 @@ def run(args: argparse.Namespace) -> int:
     """Measure, show, record."""
     if not (args.data or args.tasks or args.speed):
         raise SelattnError("nothing to measure: give --data, --tasks or --speed")
-    for name in ("rows", "limit", "batch"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise SelattnError(f"--{name} must be at least 1, not {getattr(args, name)}")
+    for name, least in (("rows", 1), ("limit", 1), ("batch", 1), ("context", 2), ("skip", 0)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise SelattnError(f"--{name} must be at least {least}, not {getattr(args, name)}")
+    if (args.baseline or args.figure) and not args.curve:
+        raise SelattnError("--baseline and --figure belong to --curve")
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -135,16 +141,14 @@ def text_losses(args: argparse.Namespace, subject: Subject, model: Any, context:
     from selattn.evaluate.subjects import tokenizer_of
 
     found: dict[str, Any] = {}
-    for source in args.data:
-        for long in (False, True) if args.long else (False,):
-            text = text_of(args, source, long)
-            rows = text.rows(tokenizer_of(subject.folder), context, progress=team.leads).take(args.rows, args.skip)
-            batches = make_batches(rows, args.batch)
-            name = f"{text.name}, long" if long else text.name
-            with rows_bar(f"{subject.name}: {name}", len(team.share(batches)) * args.batch, team.leads) as tick:
-                loss = log_perplexity(model, batches, team=team, tick=tick)
-            tokens = sum(batch.tokens for batch in batches)
-            found[name] = {"loss": loss, "perplexity": math.exp(loss), "rows": len(rows), "tokens": tokens}
+    tokenizer = tokenizer_of(subject.folder)
+    for name, text in texts_of(args).items():
+        rows = text.rows(tokenizer, context, progress=team.leads).take(args.rows, args.skip)
+        batches = make_batches(rows, args.batch)
+        with rows_bar(f"{subject.name}: {name}", len(team.share(batches)) * args.batch, team.leads) as tick:
+            loss = log_perplexity(model, batches, team=team, tick=tick)
+        tokens = sum(batch.tokens for batch in batches)
+        found[name] = {"loss": loss, "perplexity": math.exp(loss), "rows": len(rows), "tokens": tokens}
     return found
 
 

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from selattn.errors import SelattnError
 
@@ -61,8 +61,10 @@ def named_splits(folder: Path, files: list[Path]) -> dict[str, list[Path]] | Non
 
 def read_file(path: Path, column: str, separator: str) -> Iterator[str]:
     """The documents of one file that are not blank; a file without any is an error."""
-    lines = _lines(path)
-    documents = _split(lines, separator) if _kind(path) == ".txt" else _json(path, lines, column)
+    if _kind(path) == ".txt":
+        documents = _split(_lines(path), separator)
+    else:
+        documents = (text_of(row, column, where) for where, row in read_objects(path))
     empty = True
     for document in documents:
         if document.strip():
@@ -70,6 +72,20 @@ def read_file(path: Path, column: str, separator: str) -> Iterator[str]:
             yield document
     if empty:
         raise SelattnError(f"{path} holds no text")
+
+
+def read_objects(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of a file with one in each line, and where each stands, for messages."""
+    for number, line in enumerate(_lines(path), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise SelattnError(f"{path}, line {number}: not JSON ({error.msg}); each line must be one object") from None
+        if not isinstance(row, dict):
+            raise SelattnError(f"{path}, line {number}: a {type(row).__name__}; each line must be one object")
+        yield f"{path}, line {number}", row
 
 
 def join_articles(lines: Iterable[str]) -> Iterator[str]:
@@ -150,19 +166,6 @@ def _paragraphs_joined(lines: Iterable[str]) -> Iterator[str]:
             document = []
         document.append(line)
     yield "\n".join(document)
-
-
-def _json(path: Path, lines: Iterable[str], column: str) -> Iterator[str]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise SelattnError(f"{path}, line {number}: not JSON ({error.msg}); each line must be one object") from None
-        if not isinstance(row, dict):
-            raise SelattnError(f"{path}, line {number}: a {type(row).__name__}; each line must be one object")
-        yield text_of(row, column, f"{path}, line {number}")
 
 
 def text_of(row: dict[str, object], column: str, where: str) -> str:

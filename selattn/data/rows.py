@@ -55,7 +55,7 @@ class DocumentRows(Rows):
         store: the documents.
         context: N.
         minimum: leave out documents with fewer tokens. The paper also measures on documents that fill 90% of the
-            context; that is `minimum=int(0.9 * context)`.
+            context; that is `minimum=math.ceil(0.9 * context)`.
     """
 
     def __init__(self, store: TokenStore, context: int, minimum: int = 0) -> None:

@@ -9,13 +9,15 @@ On the command line a curve is
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from selattn.cache import Budgets, make_policy
+from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluate.batches import Batch
 from selattn.evaluate.kv_size import KVSize, kv_size
@@ -32,7 +34,8 @@ class Curve:
     """A line of the figure.
 
     Attributes:
-        name: as the user wrote it.
+        name: what it is called in the figure.
+        model: as the user wrote it.
         folder: of the model.
         policy: who leaves; None for the model's own.
         search: the folder of a search whose path is followed.
@@ -40,6 +43,7 @@ class Curve:
     """
 
     name: str
+    model: str
     folder: Path
     policy: str | None = None
     search: Path | None = None
@@ -52,18 +56,18 @@ class Curve:
         name, text = (label, rest) if equals else (text, text)
         model, at, how = text.rpartition("@")
         if not at:
-            return cls(name, find_model(text))
+            return cls(name, text, find_model(text))
         what, _, policy = how.partition(":") if how.startswith(SIZES) else (how, "", "")
         if policy:
             make_policy(policy)
         if what == SIZES:
-            return cls(name, find_model(model), policy or None, sizes=True)
+            return cls(name, model, find_model(model), policy or None, sizes=True)
         path = Path(what).expanduser()
         if not path.is_dir():
             raise SelattnError(
                 f"{what} is not the folder of a search; for one budget in all layers write {SIZES}:POLICY"
             )
-        return cls(name, find_model(model), None, search=path)
+        return cls(name, model, find_model(model), search=path)
 
 
 @dataclass(frozen=True)
@@ -109,32 +113,55 @@ def measure(
     choices: Sequence[Budgets | None],
     policy: str | None,
     team: Team,
+    tick: Callable[[int], None] | None = None,
 ) -> list[Point]:
-    """A point for each of the budgets, on every text."""
+    """A point for each of the budgets, on every text; `tick` gets the number of rows after each batch."""
     config: SelectiveConfig = model.config
     points = []
     for budgets in choices:
-        losses = {name: log_perplexity(model, batches, budgets, policy, team) for name, batches in texts.items()}
+        losses = {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
         each = None if budgets is None else budgets.for_layers(config.num_hidden_layers)
         points.append(Point(kv_size(config, context, budgets, policy), losses, each))
     return points
 
 
-def size_at(points: Sequence[Point], text: str, loss: float) -> float | None:
+def halves(context: int) -> list[int]:
+    """The sizes at which curves are measured unless others are asked for: N, N / 2, ... down to the smallest budget."""
+    sizes = [context]
+    while sizes[-1] // 2 >= SMALLEST:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a curve reaches a loss.
+
+    Attributes:
+        size: KV size.
+        at_most: whether the curve ends there with a smaller loss, so that the true size is smaller, too.
+    """
+
+    size: float
+    at_most: bool
+
+    def to_json(self, context: int) -> dict[str, object]:
+        """For the record."""
+        return {"kv_size": self.size, "memory_factor": context / self.size, "at_least": self.at_most}
+
+
+def size_at(points: Sequence[Point], text: str, loss: float) -> Reached | None:
     """The KV size at which a curve reaches a loss: between two points the logarithm of the size is interpolated.
 
     Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
     largest; the smallest size if it never does.
     """
     ordered = sorted(points, key=lambda point: -point.size.mean)
-    last: Point | None = None
-    for point in ordered:
-        if point.losses[text] > loss:
-            if last is None:
-                return None
-            high, low = last.losses[text], point.losses[text]
-            share = (loss - high) / (low - high)
-            return math.exp((1 - share) * math.log(last.size.mean) + share * math.log(point.size.mean))
-        last = point
-    assert last is not None
-    return last.size.mean
+    if ordered[0].losses[text] > loss:
+        return None
+    for larger, smaller in itertools.pairwise(ordered):
+        low, high = larger.losses[text], smaller.losses[text]
+        if high > loss:
+            share = (loss - low) / (high - low)
+            return Reached(larger.size.mean ** (1 - share) * smaller.size.mean**share, at_most=False)
+    return Reached(ordered[-1].size.mean, at_most=True)

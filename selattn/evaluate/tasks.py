@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selattn.data.files import find_files
+from selattn.data.files import find_files, read_objects
 from selattn.data.folders import cache_folder
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
@@ -29,6 +29,15 @@ TASKS = {
     "piqa": "piqa/piqa.yaml",
     "commonsense_qa": "commonsense_qa/default.yaml",
     "openbookqa": "openbookqa/openbookqa.yaml",
+}
+# What a question has in the hub's schema, as far as it is asked for.
+COLUMNS = {
+    "arc_easy": ("question", "choices", "answerKey"),
+    "arc_challenge": ("question", "choices", "answerKey"),
+    "hellaswag": ("activity_label", "ctx_a", "ctx_b", "endings", "label"),
+    "piqa": ("goal", "sol1", "sol2", "label"),
+    "commonsense_qa": ("question", "choices", "answerKey"),
+    "openbookqa": ("question_stem", "choices", "answerKey"),
 }
 METRICS = ("acc", "acc_norm")
 
@@ -47,7 +56,7 @@ def check_tasks(names: Sequence[str]) -> list[str]:
 
 
 def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The file of each task in a folder, by the beginning of its name: `arc_easy_validation.jsonl`."""
+    """The file of each task in a folder, by the beginning of its name, `arc_easy_validation.jsonl`; checks its rows."""
     files = find_files(folder)
     found = {}
     for name in names:
@@ -56,6 +65,10 @@ def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
         if len(fits) != 1:
             what = "no file" if not fits else f"{len(fits)} files"
             raise SelattnError(f"{folder} has {what} whose name begins with {name}: there must be one for each task")
+        for where, row in read_objects(fits[0]):
+            for column in COLUMNS[name]:
+                if column not in row:
+                    raise SelattnError(f"{where}: a question of {name} has no {column!r}")
         found[name] = fits[0]
     return found
 

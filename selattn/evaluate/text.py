@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from selattn.data import DocumentRows, PackedRows, Reading, Tokenizer, store_for
 from selattn.data.draws import shuffled
 from selattn.errors import SelattnError
 
-LONG = 0.9  # of the context: what the paper calls very long examples
+LONG = Fraction(9, 10)  # of the context: what the paper calls very long examples
 LAYOUTS = {"documents": DocumentRows, "packed": PackedRows}
 
 
@@ -42,27 +45,38 @@ class Text:
         """The rows of N tokens."""
         if self.layout not in LAYOUTS:
             raise SelattnError(f"unknown layout {self.layout!r}: choose {' or '.join(LAYOUTS)}")
+        if self.long and self.layout == "packed":
+            raise SelattnError("packed rows are all full: long examples are a matter of the layout 'documents'")
         store = store_for(self.source, tokenizer, self.split, self.reading, self.eos, progress=progress)
-        if self.layout == "packed":
-            if self.long:
-                raise SelattnError("packed rows are all full: long examples are a matter of the layout 'documents'")
-            return TextRows(PackedRows(store, context), self.seed)
-        return TextRows(DocumentRows(store, context, int(LONG * context) if self.long else 0), self.seed)
+        return TextRows(LAYOUTS[self.layout](store, context), self.seed, self.long)
 
-    @property
-    def name(self) -> str:
-        """Short, for tables."""
-        return self.source if not Path(self.source).exists() else Path(self.source).name
+
+def text_names(sources: Sequence[str]) -> dict[str, str]:
+    """A short name for each source, for tables: a file's own name unless two have the same."""
+    files = {source: Path(source).name if Path(source).exists() else source for source in sources}
+    names = list(files.values())
+    return {source: name if names.count(name) == 1 else source for source, name in files.items()}
 
 
 class TextRows:
-    """Rows in an order that depends on the seed alone."""
+    """Rows in an order that depends on the seed alone. The long ones keep their order among all of them.
 
-    def __init__(self, rows: DocumentRows | PackedRows, seed: int) -> None:
+    So the first n long rows contain all the long ones among the first n rows: who leaves out the first n has not seen
+    what a search on n rows has seen, whether that search was on long rows or on all.
+    """
+
+    def __init__(self, rows: DocumentRows | PackedRows, seed: int, long: bool = False) -> None:
         self._rows, self._seed = rows, seed
+        self._long: list[int] | None = None
+        if long:
+            lengths, least = np.diff(rows.store.offsets), math.ceil(LONG * rows.context)
+            order = (shuffled(place, len(rows), seed, 0) for place in range(len(rows)))
+            self._long = [row for row in order if lengths[row] >= least]
+            if not self._long:
+                raise SelattnError(f"{rows.store.meta['source']} has no document of {least} tokens or more")
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) if self._long is None else len(self._long)
 
     @property
     def checksum(self) -> str:
@@ -72,9 +86,13 @@ class TextRows:
     def take(self, count: int | None = None, skip: int = 0) -> Sequence[dict[str, Tensor]]:
         """`count` rows after the first `skip`; None for all of them."""
         end = len(self) if count is None else skip + count
-        if end > len(self) or end <= skip:
+        if skip < 0 or not skip < end <= len(self):
+            wanted = "more" if count is None else count
             raise SelattnError(
-                f"{self._rows.store.meta['source']} has {len(self)} rows, and {end - skip} after the first {skip} were "
+                f"{self._rows.store.meta['source']} has {len(self)} rows, and {wanted} after the first {skip} were "
                 "asked for: ask for fewer, or give more text"
             )
-        return [self._rows[shuffled(place, len(self), self._seed, 0)] for place in range(skip, end)]
+        return [self._rows[self._row(place)] for place in range(skip, end)]
+
+    def _row(self, place: int) -> int:
+        return shuffled(place, len(self._rows), self._seed, 0) if self._long is None else self._long[place]

@@ -87,6 +87,7 @@ def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
     try:
         if file.exists():
             _compare(read_settings(folder), settings, folder)
+            _drop_half_a_line(folder / PATH)
             return read_path(folder)
         half = file.with_name(file.name + ".part")
         half.write_text(json.dumps(settings, indent=2) + "\n")
@@ -107,22 +108,25 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def read_path(folder: Path) -> list[Step]:
-    """The iterations of a folder. A line that was cut off when the process was killed is removed."""
+    """The iterations of a folder; a last line that is not whole is none."""
     file = folder / PATH
     if not file.exists():
         return []
-    text = file.read_text()
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        with file.open("r+b") as opened:
-            opened.truncate(len(whole.encode()))
     try:
-        path = [Step.from_json(json.loads(line)) for line in whole.splitlines()]
+        lines = file.read_text().split("\n")[:-1]
+        path = [Step.from_json(json.loads(line)) for line in lines]
     except (ValueError, TypeError, KeyError):
         raise SelattnError(f"{file} is damaged: delete the folder and search again") from None
     if [step.iteration for step in path] != list(range(len(path))):
         raise SelattnError(f"{file} is damaged, iterations are missing: delete the folder and search again")
     return path
+
+
+def _drop_half_a_line(file: Path) -> None:
+    """What a process that was killed has begun to write is not to stand in front of the next line."""
+    if file.exists():
+        data = file.read_bytes()
+        os.truncate(file, data.rfind(b"\n") + 1)
 
 
 def append(folder: Path, step: Step) -> None:

@@ -23,6 +23,8 @@ def here(tmp_path_factory):
     model_folder(path / "other", size=290)
     text_file(path / "text.txt", documents=30)
     questions.write(path / "questions")
+    (path / "broken").mkdir()
+    (path / "broken" / "piqa.jsonl").write_text('{"goal": "a", "sol1": "b"\n')
     return path
 
 
@@ -91,10 +93,15 @@ def test_the_trade_off(capsys):
     assert searched["points"][1]["loss"]["text.txt"] == pytest.approx(loss("model@middle.json", skip=6), rel=1e-6)
     assert window["points"][2]["loss"]["text.txt"] == pytest.approx(loss("model@8:window+4", skip=6), rel=1e-6)
     assert record["baseline"]["loss"]["text.txt"] == pytest.approx(loss("local", skip=6), rel=1e-6)
+    assert [curve["policy"] for curve in record["curves"]] == ["selective", "window+4", None]
+    assert [curve["model"] for curve in record["curves"]] == ["model", "model", "local"]
     for curve in record["curves"]:
         equal = curve["at_the_baselines_loss"]["text.txt"]
-        reachable = curve["points"][0]["loss"]["text.txt"] <= record["baseline"]["loss"]["text.txt"]
-        assert (equal is not None) == reachable
+        losses = [point["loss"]["text.txt"] for point in curve["points"]]
+        limit = record["baseline"]["loss"]["text.txt"]
+        assert (equal is not None) == (losses[0] <= limit)
+        if equal is not None:
+            assert equal["at_least"] == all(loss <= limit for loss in losses)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +116,17 @@ def test_the_trade_off(capsys):
         (["model", *TEXT, "--limit", "0"], "--limit must be at least 1"),
         (["model", "--curve", "--speed"], "--curve measures the loss on --data"),
         (["model", "other", "--curve", *TEXT], "different vocabularies"),
-        (["model@cache", "--curve", *TEXT], "nothing has been searched"),
+        (["model@cache", "--curve", *TEXT], "cache is not the folder of a search"),
+        (["model@64", "--curve", *TEXT], "64 is not the folder of a search"),
+        (["model@sizes", "--curve", *TEXT, "--sizes", "65", "99"], "--sizes are all larger than the context of 64"),
+        (["model@sizes", "--curve", *TEXT, "--sizes", "1"], "at least 2 tokens"),
+        (["model", *TEXT, "--figure", "x.png"], "belong to --curve"),
+        (["model", *TEXT, "--skip", "-1"], "--skip must be at least 0"),
+        (["model", *TEXT, "--skip", "30"], "after the first 30 were asked for"),
+        (["model", *TEXT, "--context", "0"], "--context must be at least 2"),
+        (["model", *TEXT, "--long", "--layout", "packed"], "packed rows are all full"),
+        (["model", *TEXT, "--record", "text.txt/a.json"], "cannot write text.txt/a.json"),
+        (["model", "--tasks", "piqa", "--data-dir", "broken"], "piqa.jsonl, line 1: not JSON"),
         (["model", "--curve", *TEXT, "--figure", "x.txt"], "must end with"),
         (["model", *TEXT, "--context", "99"], "positions"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from selattn.cache import Budgets
 from selattn.errors import SelattnError
 from selattn.evaluate import Team, log_perplexity, make_batches
-from selattn.evaluate.curve import Curve, Point, measure, nearest, size_at
+from selattn.evaluate.curve import Curve, Point, Reached, halves, measure, nearest, size_at
 from selattn.evaluate.kv_size import KVSize
 from tests.evaluate.folders import model_folder
 from tests.prune.cases import model, rows
@@ -19,16 +19,23 @@ def points(**sizes):
 
 def test_the_size_at_a_loss():
     curve = points(k4=3.0, k64=2.0, k16=2.2, k32=2.1)
-    assert size_at(curve, "text", 2.2) == pytest.approx(16)
-    assert size_at(curve, "text", 2.6) == pytest.approx(math.sqrt(16 * 4))
-    assert size_at(curve, "text", 2.05) == pytest.approx(math.sqrt(64 * 32))
+    for loss, size in ((2.2, 16), (2.6, math.sqrt(16 * 4)), (2.05, math.sqrt(64 * 32)), (2.0, 64)):
+        found = size_at(curve, "text", loss)
+        assert (found.size, found.at_most) == (pytest.approx(size), False)
     assert size_at(curve, "text", 1.9) is None  # not even with everything
-    assert size_at(curve, "text", 9.0) == 4  # also with the smallest
+    assert size_at(curve, "text", 9.0) == Reached(4, at_most=True)  # also with the smallest
+    assert size_at(curve[:1], "text", 3.0) == Reached(4, at_most=True)
+    assert Reached(4, at_most=True).to_json(64) == {"kv_size": 4, "memory_factor": 16, "at_least": True}
+
+
+def test_the_usual_sizes():
+    assert halves(512) == [512, 256, 128, 64, 32, 16, 8, 4, 2]
+    assert halves(23) == [23, 11, 5, 2]
 
 
 def test_a_loss_that_comes_back_down_does_not_count():
     """From the largest size down, the first time that the loss is too high is the end."""
-    assert size_at(points(k64=2.0, k32=2.4, k16=2.1), "text", 2.2) == pytest.approx(math.sqrt(64 * 32))
+    assert size_at(points(k64=2.0, k32=2.4, k16=2.1), "text", 2.2).size == pytest.approx(math.sqrt(64 * 32))
 
 
 def test_points_of_a_path_are_the_nearest_once():
@@ -49,10 +56,11 @@ def test_measures_every_text_with_every_budget():
 def test_how_curves_are_written(tmp_path):
     folder = model_folder(tmp_path / "model")
     (tmp_path / "search").mkdir()
-    assert Curve.parse(f"{folder}") == Curve(f"{folder}", folder)
-    assert Curve.parse(f"mine={folder}@sizes:h2o") == Curve("mine", folder, "h2o", sizes=True)
-    assert Curve.parse(f"mine={folder}@sizes") == Curve("mine", folder, None, sizes=True)
-    assert Curve.parse(f"mine={folder}@{tmp_path / 'search'}") == Curve("mine", folder, search=tmp_path / "search")
+    name = str(folder)
+    assert Curve.parse(name) == Curve(name, name, folder)
+    assert Curve.parse(f"mine={name}@sizes:h2o") == Curve("mine", name, folder, "h2o", sizes=True)
+    assert Curve.parse(f"mine={name}@sizes") == Curve("mine", name, folder, None, sizes=True)
+    assert Curve.parse(f"mine={name}@{tmp_path / 'search'}") == Curve("mine", name, folder, search=tmp_path / "search")
     for text, says in (("@sizes:h20", "did you mean 'h2o'"), ("@64", "not the folder of a search")):
         with pytest.raises(SelattnError, match=says):
             Curve.parse(f"{folder}{text}")

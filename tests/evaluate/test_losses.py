@@ -8,8 +8,8 @@ from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.evaluate import log_perplexity, make_batches
 from selattn.evaluate.subjects import Subject, load_model, tokenizer_of
-from selattn.evaluate.text import Text
-from tests.evaluate.folders import model_folder, text_file
+from selattn.evaluate.text import Text, text_names
+from tests.evaluate.folders import WORDS, model_folder, text_file
 from tests.prune.cases import loss, model, rows
 
 LENGTHS = (24, 3, 11, 24, 17, 2)
@@ -58,8 +58,36 @@ def test_long_rows_are_at_least_nine_tenths_of_the_context(tmp_path):
     tokenizer = tokenizer_of(folder)
     every, long = (Text(str(text), long=long, reading=Reading(validation=1.0)).rows(tokenizer, 32) for long in (0, 1))
     lengths = sorted(int(row["attention_mask"].sum()) for row in every.take())
-    assert sorted(int(row["attention_mask"].sum()) for row in long.take()) == [n for n in lengths if n >= 28]
+    assert sorted(int(row["attention_mask"].sum()) for row in long.take()) == [n for n in lengths if n >= 0.9 * 32]
     assert 0 < len(long) < len(every)
+    text.write_text("the cat\n\n" * 40)
+    with pytest.raises(SelattnError, match="no document of 29 tokens or more"):
+        Text(str(text), long=True, reading=Reading(validation=1.0)).rows(tokenizer, 32)
+
+
+def test_who_skips_n_rows_has_not_seen_a_search_on_n_rows(tmp_path):
+    """Long rows keep their place among all: also those of a search on all rows are left out."""
+    folder, text = model_folder(tmp_path / "model"), tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"{WORDS[i % 20]} {WORDS[i // 20]} " * (i % 3 + 1) * 7 for i in range(60)))
+    tokenizer = tokenizer_of(folder)
+    every, long = (Text(str(text), long=long, reading=Reading(validation=1.0)).rows(tokenizer, 32) for long in (0, 1))
+    rows = [tuple(row["input_ids"].tolist()) for row in every.take()]
+    kept = [tuple(row["input_ids"].tolist()) for row in long.take()]
+    assert kept == [row for row in rows if row in set(kept)]
+    assert 10 < len(kept) < 50
+    for n in (1, 5, 9):
+        left = {tuple(row["input_ids"].tolist()) for row in long.take(None, n)}
+        assert not left & set(rows[:n])
+
+
+def test_texts_have_names_of_their_own(tmp_path):
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        for name in ("valid.txt", f"{folder}.txt"):
+            (tmp_path / folder / name).write_text("x")
+    sources = ["c4", *(str(tmp_path / name) for name in ("a/valid.txt", "b/valid.txt", "a/a.txt"))]
+    assert list(text_names(sources).values()) == ["c4", *sources[1:3], "a.txt"]
+    assert text_names([sources[3]] * 2) == {sources[3]: "a.txt"}
 
 
 def test_rows_are_taken_once_and_in_the_order_of_the_seed(tmp_path):
@@ -69,8 +97,9 @@ def test_rows_are_taken_once_and_in_the_order_of_the_seed(tmp_path):
     assert sorted(ids) == sorted(tuple(row["input_ids"].tolist()) for row in made.take())
     other = Text(str(text), seed=1, reading=Reading(validation=1.0)).rows(tokenizer_of(folder), 32)
     assert [tuple(row["input_ids"].tolist()) for row in other.take(15)] != ids[:15]
-    with pytest.raises(SelattnError, match="has 40 rows, and 41 after the first 0"):
-        made.take(41)
+    for count, skip, says in ((41, 0, "41 after the first 0"), (None, 40, "more after the first 40"), (1, -1, "-1")):
+        with pytest.raises(SelattnError, match=f"has 40 rows, and .*{says}"):
+            made.take(count, skip)
 
 
 def test_a_subject_is_a_model_with_its_budgets(tmp_path):

@@ -111,6 +111,10 @@ def test_errors(data, tmp_path):
     (tmp_path / "piqa_1.jsonl").write_text("{}\n")
     with pytest.raises(SelattnError, match="has no file whose name begins with arc_easy"):
         tasks.find_local(["arc_easy"], tmp_path)
+    for row, says in (("{", "line 1: not JSON"), ('{"goal": "a", "sol1": "b"}', "line 1: .* piqa has no 'sol2'")):
+        (tmp_path / "piqa_1.jsonl").write_text(f"{row}\n")
+        with pytest.raises(SelattnError, match=says):
+            tasks.find_local(["piqa"], tmp_path)
     (tmp_path / "PIQA-valid.jsonl").write_text("{}\n")
     with pytest.raises(SelattnError, match="has 2 files whose name begins with piqa"):
         tasks.find_local(["piqa"], tmp_path)
