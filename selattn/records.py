@@ -73,6 +73,19 @@ def write_record(path: str | Path, data: dict[str, Any], seed: int | list[int] |
     return path
 
 
+def read_record(path: str | Path) -> dict[str, Any]:
+    """What `write_record` wrote."""
+    try:
+        found = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise SelattnError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "versions" not in found:
+        raise SelattnError(f"{path} is not a record")
+    return found
+
+
 def _command() -> list[str]:
     """The command line as a reader would type it, free of this machine's folders."""
     program = Path(sys.argv[0])

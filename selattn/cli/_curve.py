@@ -26,15 +26,16 @@ def run_curve(args: argparse.Namespace, console: Console) -> int:
     from selattn.evaluate.subjects import load_model
     from selattn.evaluate.team import Team
     from selattn.models.summary import read_config
-    from selattn.models.zoo import find_model
 
     if not args.data or args.tasks or args.speed:
         raise SelattnError("--curve measures the loss on --data, and nothing else")
     if args.figure and args.figure.suffix not in (".png", ".svg", ".pdf"):
         raise SelattnError(f"--figure must end with .png, .svg or .pdf, not {args.figure}")
     curves = [Curve.parse(text) for text in args.models]
-    baseline = None if args.baseline is None else find_model(args.baseline)
-    check_vocabularies([curve.folder for curve in curves] + ([baseline] if baseline else []))
+    baseline = None if args.baseline is None else Curve.parse(args.baseline)
+    if baseline is not None and (baseline.sizes or baseline.search):
+        raise SelattnError(f"the baseline is a model as it is, not {args.baseline}: give MODEL or NAME=MODEL")
+    check_vocabularies([curve.folder for curve in (*curves, *filter(None, [baseline]))])
     context = args.context or read_config(curves[0].folder).max_position_embeddings
     sizes = sorted({size for size in args.sizes or halves(context) if size <= context}, reverse=True)
     if not sizes:
@@ -48,7 +49,7 @@ def run_curve(args: argparse.Namespace, console: Console) -> int:
         with rows_bar("measuring", todo, team.leads) as tick:
             base = None
             if baseline is not None:
-                (base,) = measure(load_model(baseline), texts, context, [None], None, team, tick)
+                (base,) = measure(load_model(baseline.folder), texts, context, [None], None, team, tick)
             found = [
                 (curve, policy, measure(load_model(curve.folder), texts, context, choices, policy, team, tick))
                 for curve, choices, policy in plan
@@ -56,8 +57,20 @@ def run_curve(args: argparse.Namespace, console: Console) -> int:
     finally:
         team.close()
     if team.leads:
-        data = collect(args, context, texts, found, base)
-        write(args, data, console)
+        shown = None if baseline is None or base is None else {"name": baseline.name, **base.to_json()}
+        data = {
+            "context": context,
+            "texts": {name: sizes_of(batches) for name, batches in texts.items()},
+            "skip": args.skip,
+            "baseline": shown,
+            "curves": collect(context, found, base),
+        }
+        if args.record:
+            from selattn.records import write_record
+
+            write_record(args.record, data, seed=args.seed)
+            console.print(f"recorded in {args.record}", soft_wrap=True)
+        draw_curves(data, args, console)
         show_curves(data, console)
     return 0
 
@@ -99,44 +112,43 @@ def points_of(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Bu
 
 
 def collect(
-    args: argparse.Namespace,
-    context: int,
-    texts: dict[str, list[Batch]],
-    found: list[tuple[Curve, str | None, list[Point]]],
-    base: Point | None,
-) -> dict[str, Any]:
-    """The record."""
+    context: int, found: Sequence[tuple[Curve, str | None, list[Point]]], base: Point | None
+) -> list[dict[str, Any]]:
+    """The curves for the record. Those of one name are one curve: local models of several windows are its points."""
     from selattn.evaluate.curve import size_at
 
     curves = []
-    for curve, policy, points in found:
+    for name in dict.fromkeys(curve.name for curve, _, _ in found):
+        parts = [part for part in found if part[0].name == name]
+        points = [point for _, _, points in parts for point in points]
         reached = {text: size_at(points, text, loss) for text, loss in (base.losses if base else {}).items()}
         curves.append(
             {
-                "name": curve.name,
-                "model": curve.model,
-                "policy": policy,
-                "search": None if curve.search is None else str(curve.search),
+                "name": name,
+                "of": [
+                    {
+                        "model": curve.model,
+                        "policy": policy,
+                        "search": None if curve.search is None else str(curve.search),
+                    }
+                    for curve, policy, _ in parts
+                ],
                 "points": [point.to_json() for point in points],
                 "at_the_baselines_loss": {text: at and at.to_json(context) for text, at in reached.items()},
             }
         )
-    sizes = {
-        name: {"rows": sum(len(b.input_ids) for b in batches), "tokens": sum(b.tokens for b in batches)}
-        for name, batches in texts.items()
-    }
-    baseline = None if base is None else {"name": args.baseline, **base.to_json()}
-    return {"context": context, "texts": sizes, "skip": args.skip, "baseline": baseline, "curves": curves}
+    return curves
 
 
-def write(args: argparse.Namespace, data: dict[str, Any], console: Console) -> None:
-    """The record and the figure, as far as they are wanted."""
-    from selattn.records import write_record
+def sizes_of(batches: Sequence[Batch]) -> dict[str, int]:
+    """How much text that is."""
+    return {"rows": sum(len(batch.input_ids) for batch in batches), "tokens": sum(batch.tokens for batch in batches)}
+
+
+def draw_curves(data: dict[str, Any], args: argparse.Namespace, console: Console) -> None:
+    """The figure, if one is wanted: --figure, or beside the record."""
     from selattn.report.tradeoff import draw_tradeoff
 
-    if args.record:
-        write_record(args.record, data, seed=args.seed)
-        console.print(f"recorded in {args.record}", soft_wrap=True)
     figure = args.figure or (args.record.with_suffix(".png") if args.record else None)
     if figure:
         draw_tradeoff(figure, data)
@@ -161,7 +173,14 @@ def show_curves(data: dict[str, Any], console: Console) -> None:
 
 
 def factor(reached: dict[str, Any] | None) -> str:
-    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound."""
+    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound.
+
+    Of several seeds the mean, and from where to where they reach.
+    """
     if reached is None:
         return "-"
-    return f"{'≥ ' if reached['at_least'] else ''}{reached['memory_factor']:.2f}"
+    mean, each = reached["memory_factor"], reached.get("memory_factors", [])
+    if mean is None:
+        return " / ".join("-" if one is None else f"{one:.2f}" for one in each)
+    spread = f" ({min(each):.2f} to {max(each):.2f})" if each else ""
+    return f"{'≥ ' if reached['at_least'] else ''}{mean:.2f}{spread}"

@@ -45,7 +45,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         metavar="K",
         help="of a curve's points (default: the context, and halves of it down to 2)",
     )
-    parser.add_argument("--baseline", metavar="MODEL", help="with --curve: where curves reach this model's loss")
+    parser.add_argument("--baseline", metavar="[NAME=]MODEL", help="with --curve: where curves reach this model's loss")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the record there (JSON)")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="with --curve (default: beside the record)")
     add_text_options(parser)

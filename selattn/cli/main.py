@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from selattn import __version__
-from selattn.cli import bench, convert, data, demo, eval, generate, info, prune, study, train, zoo
+from selattn.cli import bench, convert, data, demo, eval, generate, info, prune, seeds, study, train, zoo
 from selattn.errors import SelattnError
 
 COMMANDS = {
@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": generate,
     "info": info,
     "prune": prune,
+    "seeds": seeds,
     "study": study,
     "train": train,
     "zoo": zoo,

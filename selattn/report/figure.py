@@ -8,8 +8,9 @@ from typing import Any
 
 from selattn.errors import SelattnError
 
-# Okabe and Ito's colours, which those who do not see red or green can tell apart.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+# Okabe and Ito's colours, which those who do not see red or green can tell apart; grey for the yellow, which is faint.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for those who print without colours
 
 
 def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.0, height: float = 4.2) -> Path:
@@ -35,3 +36,21 @@ def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.
         finally:
             half.unlink(missing_ok=True)
     return path
+
+
+def shades(count: int) -> list[Any]:
+    """A colour for each of several lines; of many they go from dark to light, in their order."""
+    if count <= len(COLOURS):
+        return list(COLOURS[:count])
+    import matplotlib
+
+    return [matplotlib.colormaps["viridis"](0.95 * number / (count - 1)) for number in range(count)]
+
+
+def plain_powers(axis: Any, form: str = "{:g}", shown: Callable[[float], float] = lambda x: x) -> None:
+    """Marks of a logarithmic axis at powers of 2, as plain numbers; `shown` says which number stands at a place."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(base=2))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: form.format(shown(x))))
+    axis.set_minor_locator(NullLocator())

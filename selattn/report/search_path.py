@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from selattn.prune import Step
-from selattn.report.figure import COLOURS, save_figure
+from selattn.report.figure import COLOURS, plain_powers, save_figure, shades
 
 
 def draw_path(path: str | Path, steps: Sequence[Step], best: Step, limit: float = math.inf, title: str = "") -> Path:
@@ -20,19 +20,25 @@ def draw_path(path: str | Path, steps: Sequence[Step], best: Step, limit: float 
         top.plot(factors, [step.loss for step in steps], color=COLOURS[0])
         top.plot([best.factor], [best.loss], "o", color=COLOURS[1], label=f"chosen: {best.factor:.1f} times less")
         if limit < math.inf:
-            top.axhline(limit, color="0.5", linestyle=":", label=f"threshold {limit:.4f}")
-        top.set_ylabel("loss on the search set")
+            top.axhline(limit, color="0.4", linestyle=":", label=f"threshold {limit:.4f}")
+        top.set_ylabel("loss on the search set, nats per token")
         top.legend(frameon=False)
         top.set_title(title, loc="left", fontsize=9)
-        for layer in range(len(steps[0].budgets)):
-            shade = COLOURS[layer % len(COLOURS)] if len(best.budgets) <= len(COLOURS) else None
-            bottom.step(factors, [step.budgets[layer] for step in steps], where="post", color=shade, label=str(layer))
+        layers = len(best.budgets)
+        for layer, shade in enumerate(shades(layers)):
+            budgets = [step.budgets[layer] for step in steps]
+            bottom.step(factors, budgets, where="post", color=shade, linewidth=1.3, label=str(layer))
+        bottom.axvline(best.factor, color=COLOURS[1], linewidth=0.8, linestyle="--")
         bottom.set_ylabel("K of each layer")
-        bottom.set_xlabel("memory factor, layers · N / sum of K")
+        bottom.set_xlabel("memory factor: layers · N / sum of K")
         bottom.set_xscale("log", base=2)
-        bottom.xaxis.set_major_formatter("{x:g}")
-        bottom.axvline(best.factor, color=COLOURS[1], linewidth=0.8)
-        if len(best.budgets) <= len(COLOURS):
-            bottom.legend(frameon=False, title="layer", ncols=2, fontsize=7)
+        bottom.set_yscale("log", base=2)
+        plain_powers(bottom.xaxis)
+        plain_powers(bottom.yaxis)
+        columns = math.ceil(layers / 16)
+        handles, labels = bottom.get_legend_handles_labels()
+        figure.legend(
+            handles, labels, loc="outside right lower", title="layer", ncols=columns, fontsize=7, frameon=False
+        )
 
     return save_figure(path, draw, height=5.2)

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from selattn.report.figure import COLOURS, save_figure
+from selattn.report.figure import COLOURS, MARKERS, plain_powers, save_figure
 
 
-def draw_tradeoff(path: str | Path, record: dict[str, Any]) -> Path:
-    """One panel for each text of the record of `selattn eval --curve`, smaller caches to the right."""
-    texts = list(record["texts"])
+def draw_tradeoff(path: str | Path, record: Mapping[str, Any]) -> Path:
+    """One panel for each text of the record of `selattn eval --curve`, smaller caches to the right.
+
+    In a record of several seeds the lines are means, and a band reaches from the smallest to the largest.
+    """
+    texts, context = list(record["texts"]), record["context"]
 
     def draw(figure: Any) -> None:
         panels = figure.subplots(1, len(texts), squeeze=False)[0]
         for text, axes in zip(texts, panels, strict=True):
             for number, curve in enumerate(record["curves"]):
-                points = sorted(curve["points"], key=lambda point: -point["kv_size"])
-                sizes = [point["kv_size"] for point in points]
-                losses = [point["loss"][text] for point in points]
-                style = {"color": COLOURS[number % len(COLOURS)], "label": curve["name"]}
-                axes.plot(
-                    sizes, losses, marker="o" if len(points) > 1 else "s", markersize=3 + (len(points) == 1), **style
-                )
+                _draw_curve(axes, curve, text, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
             if record["baseline"] is not None:
                 base = record["baseline"]
-                axes.axhline(base["loss"][text], color="0.5", linestyle=":", label=f"{base['name']}, whole cache")
+                axes.axhline(base["loss"][text], color="0.4", linestyle=":", label=f"{base['name']}, whole cache")
             axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_formatter("{x:g}")
             axes.invert_xaxis()
-            axes.set_xlabel("KV size, tokens held by a layer (mean)")
+            plain_powers(axes.xaxis)
+            axes.set_xlabel("KV size: tokens that a layer holds (mean)")
             axes.set_title(text, loc="left", fontsize=9)
+            above = axes.secondary_xaxis("top")
+            above.set_xlabel("memory factor")
+            plain_powers(above.xaxis, "{:.3g}", lambda size: context / size)
         panels[0].set_ylabel("log-perplexity, nats per token")
-        panels[0].legend(frameon=False, fontsize=7)
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
-    return save_figure(path, draw, width=4.8 * len(texts) + 1.2, height=4.2)
+    return save_figure(path, draw, width=max(6.4, 4.8 * len(texts)), height=4.8)
+
+
+def _draw_curve(axes: Any, curve: Mapping[str, Any], text: str, colour: str, marker: str) -> None:
+    points = sorted(curve["points"], key=lambda point: -point["kv_size"])
+    sizes = [point["kv_size"] for point in points]
+    losses = [point["loss"][text] for point in points]
+    alone = len(points) == 1
+    style = {"color": colour, "marker": marker, "markersize": 7 if alone else 4, "linewidth": 1.3}
+    axes.plot(sizes, losses, linestyle="none" if alone else "-", label=curve["name"], **style)
+    if "losses" in points[0]:
+        ends = [(min(point["losses"][text]), max(point["losses"][text])) for point in points]
+        if alone:
+            axes.plot(sizes * 2, ends[0], color=colour, linewidth=1.3)
+        else:
+            axes.fill_between(sizes, *zip(*ends, strict=True), color=colour, alpha=0.2, linewidth=0)

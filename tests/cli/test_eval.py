@@ -20,6 +20,7 @@ def here(tmp_path_factory):
     path = tmp_path_factory.mktemp("eval")
     model_folder(path / "model", max_position_embeddings=64)
     model_folder(path / "local", max_position_embeddings=64, attention=["local:8", "standard"], seed=1)
+    model_folder(path / "second", max_position_embeddings=64, seed=1)
     model_folder(path / "other", size=290)
     text_file(path / "text.txt", documents=30)
     questions.write(path / "questions")
@@ -93,8 +94,11 @@ def test_the_trade_off(capsys):
     assert searched["points"][1]["loss"]["text.txt"] == pytest.approx(loss("model@middle.json", skip=6), rel=1e-6)
     assert window["points"][2]["loss"]["text.txt"] == pytest.approx(loss("model@8:window+4", skip=6), rel=1e-6)
     assert record["baseline"]["loss"]["text.txt"] == pytest.approx(loss("local", skip=6), rel=1e-6)
-    assert [curve["policy"] for curve in record["curves"]] == ["selective", "window+4", None]
-    assert [curve["model"] for curve in record["curves"]] == ["model", "model", "local"]
+    assert [curve["of"] for curve in record["curves"]] == [
+        [{"model": "model", "policy": "selective", "search": "found"}],
+        [{"model": "model", "policy": "window+4", "search": None}],
+        [{"model": "local", "policy": None, "search": None}],
+    ]
     for curve in record["curves"]:
         equal = curve["at_the_baselines_loss"]["text.txt"]
         losses = [point["loss"]["text.txt"] for point in curve["points"]]
@@ -102,6 +106,48 @@ def test_the_trade_off(capsys):
         assert (equal is not None) == (losses[0] <= limit)
         if equal is not None:
             assert equal["at_least"] == all(loss <= limit for loss in losses)
+
+
+def test_curves_of_one_name_are_one_curve():
+    words = ["--curve", *TEXT, "--baseline", "base=model", "--record", "named.json"]
+    assert main(["eval", "as it is=local", "as it is=model", *words]) == 0
+    record = json.loads(Path("named.json").read_text())
+    (curve,) = record["curves"]
+    assert [point["kv_size"] for point in curve["points"]] == [36, 64]
+    assert [part["model"] for part in curve["of"]] == ["local", "model"]
+    assert record["baseline"]["name"] == "base"
+
+
+@pytest.mark.filterwarnings("error")
+def test_several_seeds(capsys):
+    """Curves and searches of two models that stand for two seeds."""
+    models = {"0": "model", "1": "second"}
+    for seed, model in models.items():
+        how = ["--curve", "--sizes", "64", "8", "--baseline", f"base={model}", "--record", f"curve-{seed}.json"]
+        assert main(["eval", f"window={model}@sizes:window+4", *TEXT, *how]) == 0
+        search = ["--report-rows", "4", "--until", "factor=2", "--lazy", "--out", f"search-{seed}"]
+        assert main(["prune", model, *TEXT, *search, "--record", f"prune-{seed}.json"]) == 0
+    capsys.readouterr()
+    assert main(["seeds", "curve-0.json", "curve-1.json", "--record", "seeds.json"]) == 0
+    record = json.loads(Path("seeds.json").read_text())
+    seeds = [json.loads(Path(f"curve-{seed}.json").read_text()) for seed in models]
+    assert record["curves"][0]["points"][1]["losses"]["text.txt"] == [
+        seed["curves"][0]["points"][1]["loss"]["text.txt"] for seed in seeds
+    ]
+    assert Path("seeds.png").read_bytes()[:4] == b"\x89PNG"
+    factors = [seed["curves"][0]["at_the_baselines_loss"]["text.txt"]["memory_factor"] for seed in seeds]
+    assert f"{sum(factors) / 2:.2f} ({min(factors):.2f} to {max(factors):.2f})" in capsys.readouterr().out
+    assert main(["seeds", "prune-0.json", "prune-1.json", "--record", "searches.json"]) == 0
+    assert json.loads(Path("searches.json").read_text())["memory_factor"] == pytest.approx(2.0, rel=0.1)
+    assert "mean" in capsys.readouterr().out
+    for words, says in (
+        (["curve-0.json", "prune-0.json"], "these are not all records"),
+        (["nowhere.json"], "cannot read nowhere.json"),
+        (["text.txt"], "text.txt is not a record"),
+        (["prune-0.json", "--figure", "x.png"], "--figure belongs to records of curves"),
+    ):
+        assert main(["seeds", *words]) == 2
+        assert says in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -121,6 +167,7 @@ def test_the_trade_off(capsys):
         (["model@sizes", "--curve", *TEXT, "--sizes", "65", "99"], "--sizes are all larger than the context of 64"),
         (["model@sizes", "--curve", *TEXT, "--sizes", "1"], "at least 2 tokens"),
         (["model", *TEXT, "--figure", "x.png"], "belong to --curve"),
+        (["model", "--curve", *TEXT, "--baseline", "model@sizes"], "the baseline is a model as it is"),
         (["model", *TEXT, "--skip", "-1"], "--skip must be at least 0"),
         (["model", *TEXT, "--skip", "30"], "after the first 30 were asked for"),
         (["model", *TEXT, "--context", "0"], "--context must be at least 2"),

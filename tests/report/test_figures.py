@@ -1,10 +1,12 @@
 """Figures are written whole, in the format of their name."""
 
+import re
+
 import pytest
 
 from selattn.errors import SelattnError
 from selattn.prune import Step
-from selattn.report.figure import save_figure
+from selattn.report.figure import save_figure, shades
 from selattn.report.search_path import draw_path
 from selattn.report.tradeoff import draw_tradeoff
 
@@ -18,6 +20,7 @@ PATH = [
 def record(*losses):
     points = [{"kv_size": 2.0 ** (5 - i), "loss": {"text": loss}} for i, loss in enumerate(losses)]
     return {
+        "context": 64,
         "texts": {"text": {}},
         "baseline": {"name": "standard", "loss": {"text": 2.1}},
         "curves": [{"name": "a", "points": points}, {"name": "b", "points": points[:1]}],
@@ -28,8 +31,40 @@ def test_the_path_of_a_search(tmp_path):
     draw_path(tmp_path / "a" / "path.svg", PATH, PATH[1], 2.1, "title")
     text = (tmp_path / "a" / "path.svg").read_text()
     assert text.startswith("<?xml")
+    assert words(text) >= {"title", "threshold 2.1000", "chosen: 1.3 times less", "1", "2", "8", "16", "layer", "0"}
     draw_path(tmp_path / "path.png", PATH, PATH[2])
     assert (tmp_path / "path.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def words(svg):
+    """Matplotlib draws letters as paths, and writes beside them what they say."""
+    return set(re.findall("<!-- (.*?) -->", svg))
+
+
+def test_many_layers_have_colours_of_their_own(tmp_path):
+    assert len(set(shades(3))) == 3
+    assert len(set(shades(30))) == 30
+    steps = [Step(0, None, (16,) * 30, 2.0, 1.0), Step(1, 0, (8,) * 30, 2.1, 2.0)]
+    draw_path(tmp_path / "path.svg", steps, steps[1])
+    assert {str(layer) for layer in range(30)} <= words((tmp_path / "path.svg").read_text())
+
+
+def test_the_axes_are_plain_numbers(tmp_path):
+    """KV sizes below, the memory factor that belongs to each above."""
+    draw_tradeoff(tmp_path / "curve.svg", record(2.0, 2.05, 2.4))
+    found = words((tmp_path / "curve.svg").read_text())
+    assert found >= {"a", "b", "standard, whole cache", "text", "memory factor", "32", "16", "8", "2", "4"}
+    assert not any("times" in word or "^" in word for word in found)
+
+
+def test_several_seeds_have_a_band(tmp_path):
+    plain, seeds = record(2.0, 2.05, 2.4), record(2.0, 2.05, 2.4)
+    for point in seeds["curves"][0]["points"]:
+        point["losses"] = {"text": [point["loss"]["text"] - 0.1, point["loss"]["text"] + 0.1]}
+    for name, data in (("plain", plain), ("seeds", seeds)):
+        draw_tradeoff(tmp_path / f"{name}.svg", data)
+    drawn = [(tmp_path / f"{name}.svg").read_text() for name in ("plain", "seeds")]
+    assert ["FillBetween" in text for text in drawn] == [False, True]
 
 
 def test_the_trade_off(tmp_path):

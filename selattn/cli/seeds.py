@@ -1,0 +1,67 @@
+"""`selattn seeds`: records of one measurement over several seeds in one: means, and the number of each seed.
+
+Takes records of `selattn eval --curve`, and draws their figure with bands, or records of `selattn prune`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selattn.errors import SelattnError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("seeds", help="several seeds of a measurement in one record", description=__doc__)
+    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="one for each seed")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="write the record there (JSON)")
+    parser.add_argument("--figure", type=Path, metavar="FILE", help="of curves (default: beside the record)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, merge, record, show."""
+    from rich.console import Console
+
+    from selattn.cli._curve import draw_curves, show_curves
+    from selattn.records import read_record, write_record
+    from selattn.report.seeds import merge_curves, merge_searches
+
+    found = {str(path): read_record(path) for path in args.records}
+    kinds = {kind for record in found.values() for kind in ("curves", "budgets") if kind in record}
+    if len(kinds) != 1 or any(kinds.isdisjoint(record) for record in found.values()):
+        raise SelattnError("these are not all records of 'selattn eval --curve', nor all of 'selattn prune'")
+    curves = kinds == {"curves"}
+    if args.figure and not curves:
+        raise SelattnError("--figure belongs to records of curves")
+    data = merge_curves(found) if curves else merge_searches(found)
+    console = Console(highlight=False)
+    if args.record:
+        write_record(args.record, data, seed=[record["seed"] for record in found.values()])
+        console.print(f"recorded in {args.record}", soft_wrap=True)
+    if curves:
+        draw_curves(data, args, console)
+        show_curves(data, console)
+    else:
+        show_searches(data, console)
+    return 0
+
+
+def show_searches(data: dict[str, Any], console: Console) -> None:
+    """A line for each seed, and the mean."""
+    from rich.table import Table
+
+    table = Table("model", "budgets")
+    for heading in ("memory factor", *data["report"]):
+        table.add_column(heading, justify="right")
+    for row in data["searches"]:
+        bound = "≥ " if row["at_floor"] and row["search_limit"] is not None else ""
+        losses = [f"{loss:.4f}" for loss in row["report"].values()]
+        table.add_row(row["model"], " ".join(map(str, row["budgets"])), f"{bound}{row['memory_factor']:.2f}", *losses)
+    table.add_section()
+    table.add_row("mean", "", f"{data['memory_factor']:.2f}", *(f"{loss:.4f}" for loss in data["report"].values()))
+    console.print(table)

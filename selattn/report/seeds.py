@@ -1,0 +1,99 @@
+"""Records of one measurement over several seeds, in one record of the same form.
+
+Where a record of `selattn eval --curve` has a number, the one of several seeds has the mean, and beside it the numbers
+of the seeds in the order of their records: `loss` and `losses`, `memory_factor` and `memory_factors`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from selattn.errors import SelattnError
+
+
+def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """From records of `selattn eval --curve`, by the name of their file, with the same curves on the same text.
+
+    A point is kept if every seed has one of its size. A search takes the same number of tokens in every iteration, so
+    those of several seeds pass through the same sizes; the budgets behind them differ.
+    """
+    found = list(records.values())
+    for what, get in _SAME_CURVES.items():
+        _check_same(what, {name: get(record) for name, record in records.items()})
+    baselines = [record["baseline"] for record in found]
+    return {
+        "records": list(records),
+        **{name: found[0][name] for name in ("context", "texts", "skip")},
+        "baseline": None if baselines[0] is None else {"name": baselines[0]["name"], **_losses(baselines)},
+        "curves": [_curve(seeds) for seeds in zip(*(record["curves"] for record in found), strict=True)],
+    }
+
+
+def merge_searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """From records of `selattn prune`, by the name of their file: searches of one kind on the same text."""
+    found = list(records.values())
+    for what, get in _SAME_SEARCHES.items():
+        _check_same(what, {name: get(record) for name, record in records.items()})
+    rows = [{"record": name, **{key: record[key] for key in _OF_A_SEARCH}} for name, record in records.items()]
+    return {
+        **{name: found[0][name] for name in ("policy", "procedure", "text", "rows")},
+        "searches": rows,
+        "memory_factor": statistics.fmean(row["memory_factor"] for row in rows),
+        "report": {name: statistics.fmean(row["report"][name] for row in rows) for name in rows[0]["report"]},
+    }
+
+
+_OF_A_SEARCH = ("model", "budgets", "memory_factor", "at_floor", "search_limit", "search_loss", "report")
+_SAME_CURVES = {
+    "contexts": lambda record: record["context"],
+    "texts": lambda record: record["texts"],
+    "curves": lambda record: [curve["name"] for curve in record["curves"]],
+    "baselines": lambda record: record["baseline"] is not None,
+}
+_SAME_SEARCHES = {
+    "policies": lambda record: record["policy"],
+    "procedures": lambda record: record["procedure"],
+    "texts": lambda record: record["text"],
+    "rows": lambda record: record["rows"],
+    "reports": lambda record: sorted(record["report"]),
+}
+
+
+def _check_same(what: str, values: dict[str, Any]) -> None:
+    first, *others = values
+    for name in others:
+        if values[name] != values[first]:
+            raise SelattnError(f"{first} and {name} have different {what}: they are not seeds of one measurement")
+
+
+def _curve(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    by_size = [{round(point["kv_size"], 6): point for point in curve["points"]} for curve in seeds]
+    sizes = [size for size in by_size[0] if all(size in points for points in by_size)]
+    if not sizes:
+        raise SelattnError(
+            f"the curves {seeds[0]['name']!r} have no size in common: measure them with the same --sizes"
+        )
+    points = [{"kv_size": size, **_losses([points[size] for points in by_size])} for size in sizes]
+    reached = {
+        text: _reached([curve["at_the_baselines_loss"][text] for curve in seeds])
+        for text in seeds[0]["at_the_baselines_loss"]
+    }
+    return {"name": seeds[0]["name"], "points": points, "at_the_baselines_loss": reached}
+
+
+def _losses(points: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    losses = {text: [point["loss"][text] for point in points] for text in points[0]["loss"]}
+    return {"loss": {text: statistics.fmean(each) for text, each in losses.items()}, "losses": losses}
+
+
+def _reached(seeds: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """There is a mean only if every seed reaches the loss; it is a lower bound if one of them is."""
+    factors = [None if seed is None else seed["memory_factor"] for seed in seeds]
+    known = [factor for factor in factors if factor is not None]
+    return {
+        "memory_factor": statistics.fmean(known) if len(known) == len(seeds) else None,
+        "memory_factors": factors,
+        "at_least": any(seed is not None and seed["at_least"] for seed in seeds),
+    }

@@ -1,0 +1,87 @@
+"""Several seeds in one record: means, and the number of each."""
+
+import pytest
+
+from selattn.errors import SelattnError
+from selattn.report.seeds import merge_curves, merge_searches
+
+
+def curve(name, losses, factor, at_least=False):
+    return {
+        "name": name,
+        "points": [{"kv_size": size, "loss": {"text": loss}} for size, loss in losses.items()],
+        "at_the_baselines_loss": {"text": factor and {"memory_factor": factor, "at_least": at_least}},
+    }
+
+
+def record(baseline, *curves, **changes):
+    base = {"name": "standard", "loss": {"text": baseline}}
+    return {"context": 64, "texts": {"text": {"rows": 3}}, "skip": 2, "baseline": base, "curves": [*curves], **changes}
+
+
+def search(model, budgets, factor, pruned, **changes):
+    return {
+        **{name: name for name in ("policy", "procedure", "text", "rows")},
+        "model": model,
+        "budgets": budgets,
+        "memory_factor": factor,
+        "at_floor": False,
+        "path": [1, 2, 3],
+        "search_limit": 2.5,
+        "search_loss": 2.4,
+        "report": {"unpruned": 2.0, "pruned": pruned},
+        **changes,
+    }
+
+
+def test_curves_become_their_mean():
+    found = merge_curves(
+        {
+            "a": record(2.5, curve("x", {64: 2.0, 16: 2.2, 8: 2.9}, 4.0), curve("y", {64: 3.0}, None)),
+            "b": record(2.7, curve("x", {64: 2.4, 16: 2.8}, 8.0, at_least=True), curve("y", {64: 4.0}, 1.5)),
+        }
+    )
+    assert found["records"] == ["a", "b"]
+    assert found["baseline"] == {
+        "name": "standard",
+        "loss": {"text": pytest.approx(2.6)},
+        "losses": {"text": [2.5, 2.7]},
+    }
+    x, y = found["curves"]
+    assert [(point["kv_size"], point["losses"]["text"]) for point in x["points"]] == [
+        (64, [2.0, 2.4]),
+        (16, [2.2, 2.8]),
+    ]
+    assert [point["loss"]["text"] for point in x["points"]] == pytest.approx([2.2, 2.5])
+    reached = {"memory_factor": 6.0, "memory_factors": [4.0, 8.0], "at_least": True}
+    assert x["at_the_baselines_loss"]["text"] == reached
+    reached = {"memory_factor": None, "memory_factors": [None, 1.5], "at_least": False}
+    assert y["at_the_baselines_loss"]["text"] == reached
+
+
+def test_searches_become_a_table():
+    found = merge_searches({"a": search("m0", [8, 4], 5.0, 2.25), "b": search("m1", [4, 4], 8.0, 2.75)})
+    assert (found["memory_factor"], found["report"]) == (6.5, {"unpruned": 2.0, "pruned": 2.5})
+    assert [row["budgets"] for row in found["searches"]] == [[8, 4], [4, 4]]
+    assert "path" not in found["searches"][0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"context": 32}, "a and b have different contexts"),
+        ({"texts": {"text": {"rows": 4}}}, "different texts"),
+        ({"curves": [curve("y", {64: 1.0}, 2.0)]}, "different curves"),
+        ({"curves": [curve("x", {32: 1.0}, 2.0)]}, "'x' have no size in common"),
+        ({"baseline": None}, "different baselines"),
+    ],
+)
+def test_what_differs_is_told(changes, says):
+    one = record(2.5, curve("x", {64: 1.0}, 2.0))
+    with pytest.raises(SelattnError, match=says):
+        merge_curves({"a": one, "b": {**one, **changes}})
+
+
+def test_searches_that_differ_are_told():
+    with pytest.raises(SelattnError, match="a and b have different policies"):
+        merge_searches({"a": search("m", [4], 2.0, 2.1), "b": search("m", [4], 2.0, 2.1, policy="h2o")})
