@@ -174,16 +174,14 @@ def show(found: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
     if "tasks" not in found[0]:
         return
-    names = list(found[0]["tasks"])
-    tasks = Table(title="multiple choice, % right ± standard error", title_justify="left")
-    tasks.add_column("model", overflow="fold")
-    tasks.add_column("")
-    for name in names:
-        tasks.add_column(f"{name} ({found[0]['tasks'][name]['questions']:,})", justify="right")
+    tasks = Table("task (questions)", "", title="multiple choice, % right ± standard error", title_justify="left")
     for one in found:
+        tasks.add_column(one["model"], justify="right", overflow="fold")
+    for name, first in found[0]["tasks"].items():
         for metric, shown in (("acc", "accuracy"), ("acc_norm", "normalised")):
-            cells = [percent(task[metric], task[f"{metric}_stderr"]) for task in one["tasks"].values()]
-            tasks.add_row(one["model"] if metric == "acc" else "", shown, *cells)
+            label = f"{name} ({first['questions']:,})" if metric == "acc" else ""
+            results = [one["tasks"][name] for one in found]
+            tasks.add_row(label, shown, *(percent(task[metric], task[f"{metric}_stderr"]) for task in results))
     console.print(tasks)
 
 
