@@ -72,9 +72,9 @@ def list_models(console: "Console") -> None:
         return
     table = Table(title="zoo", title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", no_wrap=True)
-    table.add_column("trained on")
-    for name in ("layers", "context", "tokens", "validation", "MB"):
-        table.add_column(name, justify="right")
+    table.add_column("trained on", no_wrap=True, max_width=13)
+    for name in ("N", "tokens", "score", "MB"):
+        table.add_column(name, justify="right", no_wrap=True)
     for name, path in models.items():
         config = json.loads((path / "config.json").read_text())
         record = json.loads((path / "training_record.json").read_text())
@@ -82,10 +82,9 @@ def list_models(console: "Console") -> None:
         table.add_row(
             PREFIX + name,
             Path(data["source"]).name if data["kind"] == "text" else data["kind"],
-            str(config["num_hidden_layers"]),
             f"{config['max_position_embeddings']:,}",
             f"{record['tokens'] / 1e6:.1f}M",
             f"{found['accuracy']:.1%}" if "accuracy" in found else f"{found['loss']:.3f}",
             f"{sum(file.stat().st_size for file in path.iterdir()) / 1e6:.1f}",
         )
-    console.print(table, "[dim]validation: loss per token, or the share of right answers[/]")
+    console.print(table, "[dim]N: context; score: validation loss per token, or the share of right answers[/]")
