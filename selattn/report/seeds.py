@@ -14,20 +14,23 @@ from selattn.errors import SelattnError
 
 
 def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """From records of `selattn eval --curve`, by the name of their file, with the same curves on the same text.
+    """From records of `selattn eval --curve`, by the name of their file, on the same text.
 
-    A point is kept if every seed has one of its size. A search takes the same number of tokens in every iteration, so
-    those of several seeds pass through the same sizes; the budgets behind them differ.
+    A curve that some records lack, such as a model that was trained with one seed only, has the seeds that it has. A
+    point is kept if every seed has one of its size. A search takes the same number of tokens in every iteration, so those
+    of several seeds pass through the same sizes; the budgets behind them differ.
     """
     found = list(records.values())
     for what, get in _SAME_CURVES.items():
         _check_same(what, {name: get(record) for name, record in records.items()})
     baselines = [record["baseline"] for record in found]
+    all_curves = [curve for record in found for curve in record["curves"]]
+    names = list(dict.fromkeys(curve["name"] for curve in all_curves))
     return {
         "records": list(records),
         **{name: found[0][name] for name in ("context", "texts", "skip")},
         "baseline": None if baselines[0] is None else {"name": baselines[0]["name"], **_losses(baselines)},
-        "curves": [_curve(seeds) for seeds in zip(*(record["curves"] for record in found), strict=True)],
+        "curves": [_curve([curve for curve in all_curves if curve["name"] == name]) for name in names],
     }
 
 
@@ -49,7 +52,6 @@ _OF_A_SEARCH = ("model", "budgets", "memory_factor", "at_floor", "search_limit",
 _SAME_CURVES = {
     "contexts": lambda record: record["context"],
     "texts": lambda record: record["texts"],
-    "curves": lambda record: [curve["name"] for curve in record["curves"]],
     "baselines": lambda record: record["baseline"] is not None,
 }
 _SAME_SEARCHES = {
@@ -80,7 +82,7 @@ def _curve(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         text: _reached([curve["at_the_baselines_loss"][text] for curve in seeds])
         for text in seeds[0]["at_the_baselines_loss"]
     }
-    return {"name": seeds[0]["name"], "points": points, "at_the_baselines_loss": reached}
+    return {"name": seeds[0]["name"], "seeds": len(seeds), "points": points, "at_the_baselines_loss": reached}
 
 
 def _losses(points: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -59,6 +59,15 @@ def test_curves_become_their_mean():
     assert y["at_the_baselines_loss"]["text"] == reached
 
 
+def test_a_curve_of_one_seed_stays_what_it_is():
+    local = curve("local", {32: 2.1}, None)
+    both = [curve("x", {64: loss}, 4.0) for loss in (2.0, 2.2)]
+    found = merge_curves({"a": record(2.5, both[0]), "b": record(2.7, both[1], local)})
+    x, y = found["curves"]
+    assert [(c["name"], c["seeds"]) for c in (x, y)] == [("x", 2), ("local", 1)]
+    assert y["points"] == [{"kv_size": 32, "loss": {"text": 2.1}, "losses": {"text": [2.1]}}]
+
+
 def test_searches_become_a_table():
     found = merge_searches({"a": search("m0", [8, 4], 5.0, 2.25), "b": search("m1", [4, 4], 8.0, 2.75)})
     assert (found["memory_factor"], found["report"]) == (6.5, {"unpruned": 2.0, "pruned": 2.5})
@@ -71,7 +80,6 @@ def test_searches_become_a_table():
     [
         ({"context": 32}, "a and b have different contexts"),
         ({"texts": {"text": {"rows": 4}}}, "different texts"),
-        ({"curves": [curve("y", {64: 1.0}, 2.0)]}, "different curves"),
         ({"curves": [curve("x", {32: 1.0}, 2.0)]}, "'x' have no size in common"),
         ({"baseline": None}, "different baselines"),
     ],
