@@ -17,8 +17,8 @@ def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """From records of `selattn eval --curve`, by the name of their file, on the same text.
 
     A curve that some records lack, such as a model that was trained with one seed only, has the seeds that it has. A
-    point is kept if every seed has one of its size. A search takes the same number of tokens in every iteration, so those
-    of several seeds pass through the same sizes; the budgets behind them differ.
+    point is kept if every seed has one of its size. A search takes the same number of tokens in every iteration, so
+    those of several seeds pass through the same sizes; the budgets behind them differ.
     """
     found = list(records.values())
     for what, get in _SAME_CURVES.items():
