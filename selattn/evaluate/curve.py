@@ -157,11 +157,12 @@ def size_at(points: Sequence[Point], text: str, loss: float) -> Reached | None:
     largest; the smallest size if it never does.
     """
     ordered = sorted(points, key=lambda point: -point.size.mean)
-    if ordered[0].losses[text] > loss:
+    limit = loss * (1 + 1e-6)  # budgets that drop nothing give the baseline's own loss, but for rounding
+    if ordered[0].losses[text] > limit:
         return None
     for larger, smaller in itertools.pairwise(ordered):
         low, high = larger.losses[text], smaller.losses[text]
-        if high > loss:
-            share = (loss - low) / (high - low)
+        if high > limit:
+            share = max(0.0, loss - low) / (high - low)
             return Reached(larger.size.mean ** (1 - share) * smaller.size.mean**share, at_most=False)
     return Reached(ordered[-1].size.mean, at_most=True)

@@ -28,6 +28,11 @@ def test_the_size_at_a_loss():
     assert Reached(4, at_most=True).to_json(64) == {"kv_size": 4, "memory_factor": 16, "at_least": True}
 
 
+def test_rounding_is_no_loss():
+    """With everything in its cache the baseline's own model reaches the baseline's loss, but for rounding."""
+    assert size_at(points(k64=2.0 + 1e-7, k32=2.5), "text", 2.0) == Reached(64, at_most=False)
+
+
 def test_the_usual_sizes():
     assert halves(512) == [512, 256, 128, 64, 32, 16, 8, 4, 2]
     assert halves(23) == [23, 11, 5, 2]
