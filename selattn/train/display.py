@@ -45,7 +45,7 @@ class Lines(Display):
 
     def interrupting(self) -> None:
         """Say what happens next."""
-        self.console.print("stopping after this step, with a checkpoint", highlight=False)
+        self.console.print("stopping, with a checkpoint", highlight=False)
 
 
 class Bar(Lines):

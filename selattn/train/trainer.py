@@ -257,10 +257,12 @@ class SelectiveTrainer(Trainer):
             folder.write_json(saved / "config.json", {**config, **changed})
 
     def interrupt(self, *_: Any) -> None:
-        """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once."""
+        """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once.
+
+        Nothing is printed here: the signal may have come in the middle of a print, which cannot begin another.
+        """
         signal.signal(signal.SIGINT, signal.default_int_handler)
         self.interrupted = True
-        self.display.interrupting()
 
 
 class _Keeper(TrainerCallback):
@@ -279,6 +281,7 @@ class _Keeper(TrainerCallback):
         state.epoch = state.global_step / state.max_steps  # the Trainer counts from where it was resumed
         trainer.display.step(state.global_step)
         if self._shall_stop(state.global_step):
+            trainer.display.interrupting()
             control.should_save = control.should_training_stop = True
 
     def _shall_stop(self, step: int) -> bool:
