@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,16 +17,35 @@ if TYPE_CHECKING:
     from selattn.cache import Budgets
     from selattn.evaluate.batches import Batch
     from selattn.evaluate.curve import Curve, Point
+    from selattn.evaluate.parts import Key, Parts
     from selattn.evaluate.team import Team
 
 
-def run_curve(args: argparse.Namespace, console: Console) -> int:
+@dataclass(frozen=True)
+class Line:
+    """The points of a curve, or the one of the baseline, that are to be measured.
+
+    Attributes:
+        curve: what it is called, and its model.
+        choices: the budgets of each point.
+        policy: who leaves.
+        keys: what the losses of each point depend on.
+    """
+
+    curve: Curve
+    choices: list[Budgets | None]
+    policy: str | None
+    keys: list[Key]
+
+
+def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure every curve on the same rows, read off where it reaches the baseline, draw and record."""
     from selattn.cli._bar import rows_bar
-    from selattn.evaluate.curve import Curve, halves, measure
-    from selattn.evaluate.subjects import load_model
-    from selattn.evaluate.team import Team
+    from selattn.cli._parts import kept_parts
+    from selattn.evaluate.curve import Curve, halves
+    from selattn.evaluate.subjects import fingerprint
     from selattn.models.summary import read_config
+    from selattn.records import write_record
 
     if not args.data or args.tasks or args.speed:
         raise SelattnError("--curve measures the loss on --data, and nothing else")
@@ -40,39 +60,34 @@ def run_curve(args: argparse.Namespace, console: Console) -> int:
     sizes = sorted({size for size in args.sizes or halves(context) if size <= context}, reverse=True)
     if not sizes:
         raise SelattnError(f"--sizes are all larger than the context of {context} tokens: give smaller ones")
-    plan = [(curve, *points_of(curve, sizes, context)) for curve in curves]
-    team = Team()
-    try:
-        texts = make_texts(args, curves[0].folder, context, team)
+    points = [(curve, *points_of(curve, sizes, context)) for curve in (*filter(None, [baseline]), *curves)]
+    texts, around = make_texts(args, curves[0].folder, context, team)
+    prints = {folder: fingerprint(folder) for folder in {curve.folder for curve, _, _ in points}}
+    lines = [
+        Line(curve, choices, policy, keys_of(choices, policy, {"fingerprint": prints[curve.folder], **around}))
+        for curve, choices, policy in points
+    ]
+    keys = [key for line in lines for key in line.keys]
+    with kept_parts(args.record, keys, team, console) as parts:
         each = args.batch * sum(len(team.share(batches)) for batches in texts.values())
-        todo = each * (sum(len(choices) for _, choices, _ in plan) + (baseline is not None))
-        with rows_bar("measuring", todo, team.leads) as tick:
-            base = None
-            if baseline is not None:
-                (base,) = measure(load_model(baseline.folder), texts, context, [None], None, team, tick)
-            found = [
-                (curve, policy, measure(load_model(curve.folder), texts, context, choices, policy, team, tick))
-                for curve, choices, policy in plan
-            ]
-    finally:
-        team.close()
-    if team.leads:
-        shown = None if baseline is None or base is None else {"name": baseline.name, **base.to_json()}
+        with rows_bar("measuring", each * (len(keys) - parts.known(keys)), team.leads) as tick:
+            found = [(line, measure_line(line, texts, context, team, parts, tick)) for line in lines]
+        if not team.leads:
+            return
+        base = None if baseline is None else found.pop(0)[1][0]
         data = {
             "context": context,
             "texts": {name: sizes_of(batches) for name, batches in texts.items()},
             "skip": args.skip,
-            "baseline": shown,
+            "baseline": None if baseline is None or base is None else {"name": baseline.name, **base.to_json()},
             "curves": collect(context, found, base),
         }
         if args.record:
-            from selattn.records import write_record
-
             write_record(args.record, data, seed=args.seed)
-            console.print(f"recorded in {args.record}", soft_wrap=True)
-        draw_curves(data, args, console)
+        figure = draw_curves(data, args)
+        parts.remove()
+        show_files(args.record, figure, console)
         show_curves(data, console)
-    return 0
 
 
 def check_vocabularies(folders: Sequence[Path]) -> None:
@@ -83,14 +98,17 @@ def check_vocabularies(folders: Sequence[Path]) -> None:
         raise SelattnError("these models have different vocabularies: their losses cannot be compared")
 
 
-def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team) -> dict[str, list[Batch]]:
-    """The rows that all curves are measured on."""
+def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team) -> tuple[dict[str, list[Batch]], Key]:
+    """The rows that all curves are measured on, and what they depend on."""
+    from selattn.cli._parts import text_key
     from selattn.evaluate import make_batches
     from selattn.evaluate.subjects import tokenizer_of
 
-    tokenizer = tokenizer_of(folder)
-    rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts_of(args).items()}
-    return {name: make_batches(found.take(args.rows, args.skip), args.batch) for name, found in rows.items()}
+    tokenizer, texts = tokenizer_of(folder), texts_of(args)
+    rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts.items()}
+    read = {name: text_key(text, rows[name]) for name, text in texts.items()}
+    around = {"texts": read, "context": context, "rows": args.rows, "skip": args.skip, "batch": args.batch}
+    return {name: make_batches(found.take(args.rows, args.skip), args.batch) for name, found in rows.items()}, around
 
 
 def points_of(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budgets | None], str | None]:
@@ -111,32 +129,53 @@ def points_of(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Bu
     return [None], None
 
 
-def collect(
-    context: int, found: Sequence[tuple[Curve, str | None, list[Point]]], base: Point | None
-) -> list[dict[str, Any]]:
+def keys_of(choices: Sequence[Budgets | None], policy: str | None, around: Key) -> list[Key]:
+    """What the losses of each point depend on."""
+    return [{"part": "point", "budgets": k and k.to_json(), "policy": policy, **around} for k in choices]
+
+
+def measure_line(
+    line: Line,
+    texts: Mapping[str, Sequence[Batch]],
+    context: int,
+    team: Team,
+    parts: Parts,
+    tick: Callable[[int], None],
+) -> list[Point]:
+    """The points of a curve; its model is loaded only if one of them is left to measure."""
+    import functools
+
+    from selattn.evaluate.curve import Point, measure
+    from selattn.evaluate.subjects import load_model
+    from selattn.models.summary import read_config
+
+    config, load = read_config(line.curve.folder), functools.cache(lambda: load_model(line.curve.folder))
+
+    def losses(budgets: Budgets | None) -> dict[str, float]:
+        return measure(load(), texts, budgets, line.policy, team, tick)
+
+    found = [parts.get(key, functools.partial(losses, k)) for k, key in zip(line.choices, line.keys, strict=True)]
+    return [Point.make(config, context, k, line.policy, each) for k, each in zip(line.choices, found, strict=True)]
+
+
+def collect(context: int, found: Sequence[tuple[Line, list[Point]]], base: Point | None) -> list[dict[str, Any]]:
     """The curves for the record. Those of one name are one curve: local models of several windows are its points."""
-    from selattn.evaluate.curve import size_at
+    from selattn.evaluate.curve import at_losses
 
     curves = []
-    for name in dict.fromkeys(curve.name for curve, _, _ in found):
-        parts = [part for part in found if part[0].name == name]
-        points = [point for _, _, points in parts for point in points]
-        reached = {text: size_at(points, text, loss) for text, loss in (base.losses if base else {}).items()}
-        curves.append(
+    for name in dict.fromkeys(line.curve.name for line, _ in found):
+        parts = [part for part in found if part[0].curve.name == name]
+        points = [point.to_json() for _, points in parts for point in points]
+        of = [
             {
-                "name": name,
-                "of": [
-                    {
-                        "model": curve.model,
-                        "policy": policy,
-                        "search": None if curve.search is None else str(curve.search),
-                    }
-                    for curve, policy, _ in parts
-                ],
-                "points": [point.to_json() for point in points],
-                "at_the_baselines_loss": {text: at and at.to_json(context) for text, at in reached.items()},
+                "model": line.curve.model,
+                "policy": line.policy,
+                "search": None if line.curve.search is None else str(line.curve.search),
             }
-        )
+            for line, _ in parts
+        ]
+        reached = at_losses(points, base.losses if base else {}, context)
+        curves.append({"name": name, "of": of, "points": points, "at_the_baselines_loss": reached})
     return curves
 
 
@@ -145,14 +184,19 @@ def sizes_of(batches: Sequence[Batch]) -> dict[str, int]:
     return {"rows": sum(len(batch.input_ids) for batch in batches), "tokens": sum(batch.tokens for batch in batches)}
 
 
-def draw_curves(data: dict[str, Any], args: argparse.Namespace, console: Console) -> None:
+def draw_curves(data: dict[str, Any], args: argparse.Namespace) -> Path | None:
     """The figure, if one is wanted: --figure, or beside the record."""
     from selattn.report.tradeoff import draw_tradeoff
 
-    figure = args.figure or (args.record.with_suffix(".png") if args.record else None)
-    if figure:
-        draw_tradeoff(figure, data)
-        console.print(f"drawn in {figure}", soft_wrap=True)
+    figure: Path | None = args.figure or (args.record.with_suffix(".png") if args.record else None)
+    return figure and draw_tradeoff(figure, data)
+
+
+def show_files(record: Path | None, figure: Path | None, console: Console) -> None:
+    """Where they are, of those that were written."""
+    for what, file in (("recorded", record), ("drawn", figure)):
+        if file:
+            console.print(f"{what} in {file}", soft_wrap=True)
 
 
 def show_curves(data: dict[str, Any], console: Console) -> None:

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, merge, record, show."""
     from rich.console import Console
 
-    from selattn.cli._curve import draw_curves, show_curves
+    from selattn.cli._curve import draw_curves, show_curves, show_files
     from selattn.records import read_record, write_record
     from selattn.report.seeds import merge_curves, merge_searches
 
@@ -42,9 +42,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(highlight=False)
     if args.record:
         write_record(args.record, data, seed=[record["seed"] for record in found.values()])
-        console.print(f"recorded in {args.record}", soft_wrap=True)
+    show_files(args.record, draw_curves(data, args) if curves else None, console)
     if curves:
-        draw_curves(data, args, console)
         show_curves(data, console)
     else:
         show_searches(data, console)

@@ -6,7 +6,8 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from selattn.errors import SelattnError
@@ -18,6 +19,25 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def cache_folder() -> Path:
     """Where token stores and trained tokenizers are kept: $SELATTN_CACHE, or else ~/.cache/selattn."""
     return Path(os.environ.get(VARIABLE) or "~/.cache/selattn").expanduser()
+
+
+@contextmanager
+def alone_with(path: Path, refusal: str) -> Iterator[None]:
+    """One process at a time with a file or folder that exists; the claim goes with the process, however that ends."""
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except OSError as error:
+        raise _one_line(path, error) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SelattnError(refusal) from None
+        if not _same(lock, path):  # who had it has just removed it, and another may have made it anew
+            raise SelattnError(refusal)
+        yield
+    finally:
+        os.close(lock)
 
 
 def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
@@ -74,7 +94,7 @@ def _lock(part: Path, path: Path) -> int | None:
 
 
 def _same(descriptor: int, path: Path) -> bool:
-    """Whether the open folder still has that name: while one waits for its lock, it may be renamed or removed."""
+    """Whether what is open still has that name: while one waits for its lock, it may be renamed or removed."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except FileNotFoundError:

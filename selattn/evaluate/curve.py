@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from selattn.cache import Budgets, make_policy
 from selattn.cache.budgets import SMALLEST
@@ -84,6 +85,19 @@ class Point:
     losses: dict[str, float]
     budgets: tuple[int, ...] | None
 
+    @classmethod
+    def make(
+        cls,
+        config: SelectiveConfig,
+        context: int,
+        budgets: Budgets | None,
+        policy: str | None,
+        losses: dict[str, float],
+    ) -> Point:
+        """Of a model with budgets, and what `measure` found."""
+        each = None if budgets is None else budgets.for_layers(config.num_hidden_layers)
+        return cls(kv_size(config, context, budgets, policy), losses, each)
+
     def to_json(self) -> dict[str, object]:
         """For the record."""
         return {
@@ -109,20 +123,13 @@ def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tu
 def measure(
     model: SelectiveForCausalLM,
     texts: Mapping[str, Sequence[Batch]],
-    context: int,
-    choices: Sequence[Budgets | None],
+    budgets: Budgets | None,
     policy: str | None,
     team: Team,
     tick: Callable[[int], None] | None = None,
-) -> list[Point]:
-    """A point for each of the budgets, on every text; `tick` gets the number of rows after each batch."""
-    config: SelectiveConfig = model.config
-    points = []
-    for budgets in choices:
-        losses = {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
-        each = None if budgets is None else budgets.for_layers(config.num_hidden_layers)
-        points.append(Point(kv_size(config, context, budgets, policy), losses, each))
-    return points
+) -> dict[str, float]:
+    """The losses of a point, by the name of the text; `tick` gets the number of rows after each batch."""
+    return {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
 
 
 def halves(context: int) -> list[int]:
@@ -150,19 +157,29 @@ class Reached:
         return {"kv_size": self.size, "memory_factor": context / self.size, "at_least": self.at_most}
 
 
-def size_at(points: Sequence[Point], text: str, loss: float) -> Reached | None:
-    """The KV size at which a curve reaches a loss: between two points the logarithm of the size is interpolated.
+def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | None:
+    """The KV size at which a curve, (size, loss) by point, reaches a loss: between points log(size) is interpolated.
 
     Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
     largest; the smallest size if it never does.
     """
-    ordered = sorted(points, key=lambda point: -point.size.mean)
+    ordered = sorted(points, key=lambda point: -point[0])
     limit = loss * (1 + 1e-6)  # budgets that drop nothing give the baseline's own loss, but for rounding
-    if ordered[0].losses[text] > limit:
+    if ordered[0][1] > limit:
         return None
-    for larger, smaller in itertools.pairwise(ordered):
-        low, high = larger.losses[text], smaller.losses[text]
+    for (larger, low), (smaller, high) in itertools.pairwise(ordered):
         if high > limit:
             share = max(0.0, loss - low) / (high - low)
-            return Reached(larger.size.mean ** (1 - share) * smaller.size.mean**share, at_most=False)
-    return Reached(ordered[-1].size.mean, at_most=True)
+            return Reached(larger ** (1 - share) * smaller**share, at_most=False)
+    return Reached(ordered[-1][0], at_most=True)
+
+
+def at_losses(
+    points: Sequence[Mapping[str, Any]], losses: Mapping[str, float], context: int
+) -> dict[str, dict[str, Any] | None]:
+    """Where the points of a record reach the loss of each text, in the form of the record."""
+    found = {}
+    for text, loss in losses.items():
+        reached = size_at([(point["kv_size"], point["loss"][text]) for point in points], loss)
+        found[text] = None if reached is None else reached.to_json(context)
+    return found

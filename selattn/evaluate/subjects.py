@@ -8,6 +8,7 @@ out the budgets that a model's config has.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from selattn.cache import Budgets, make_policy
 from selattn.data.rows import check_vocabulary
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.errors import SelattnError
-from selattn.models import SelectiveForCausalLM
+from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.summary import read_config
 from selattn.models.zoo import find_model
 
@@ -60,14 +61,22 @@ class Subject:
         found.for_layers(read_config(folder).num_hidden_layers)
         return cls(text, folder, found, policy or None)
 
+    def config(self) -> SelectiveConfig:
+        """The config of the model, with its budgets in it."""
+        return self._pruned(read_config(self.folder))
+
     def load(self) -> SelectiveForCausalLM:
         """The model in evaluation mode, with its budgets in its config, so that every forward has them in force."""
         model = load_model(self.folder)
-        if self.budgets is not None:
-            model.config.cache_budgets = self.budgets.to_json()
-        if self.policy is not None:
-            model.config.cache_policy = self.policy
+        self._pruned(model.config)
         return model
+
+    def _pruned(self, config: SelectiveConfig) -> SelectiveConfig:
+        if self.budgets is not None:
+            config.cache_budgets = self.budgets.to_json()
+        if self.policy is not None:
+            config.cache_policy = self.policy
+        return config
 
 
 def read_budgets(text: str) -> Budgets:
@@ -99,8 +108,13 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 def fingerprint(folder: Path) -> str:
     """Of a model's weights and config, which says what is computed with them: two with the same are the same."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in (*sorted(folder.glob("*.safetensors")), folder / "config.json"):
+    return digest([*sorted(folder.glob("*.safetensors")), folder / "config.json"])
+
+
+def digest(files: Iterable[Path]) -> str:
+    """Of what files hold, in their order."""
+    found = hashlib.blake2b(digest_size=16)
+    for file in files:
         with file.open("rb") as opened:
-            digest.update(hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).digest())
-    return digest.hexdigest()
+            found.update(hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).digest())
+    return found.hexdigest()

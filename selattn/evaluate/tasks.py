@@ -73,71 +73,71 @@ def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
     return found
 
 
-def run_tasks(
-    model: SelectiveForCausalLM,
-    tokenizer: Any,
-    names: Sequence[str],
-    folder: Path | None = None,
-    limit: int | None = None,
-    batch: int = 16,
-    seed: int = 0,
-) -> dict[str, dict[str, float | int | None]]:
-    """Accuracy, length-normalised accuracy and their standard errors of each task, without examples in the prompt.
+def make_scorer(model: SelectiveForCausalLM, tokenizer: Any, batch: int = 16) -> Any:
+    """What lm-eval asks the likelihoods of.
 
     Args:
         model: in evaluation mode; the budgets of its config are in force.
         tokenizer: of transformers; if it puts <BOS> in front of a text, so does lm-eval.
-        names: of `TASKS`.
-        folder: local files in the hub's schema, one for each task; None for the hub and lm-eval's choice of the split.
-        limit: at most so many questions of each task.
         batch: requests at a time.
-        seed: of lm-eval's random numbers, none of which matter here.
     """
-    names = check_tasks(names)
-    local = None if folder is None else find_local(names, folder)
-    import lm_eval
     from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    scorer = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch)
+    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch)
+
+
+def run_task(
+    scorer: Any, name: str, file: Path | None = None, limit: int | None = None, seed: int = 0
+) -> dict[str, float | int | None]:
+    """Accuracy, length-normalised accuracy and their standard errors, without examples in the prompt.
+
+    Args:
+        scorer: of `make_scorer`.
+        name: one of `TASKS`.
+        file: questions in the hub's schema; None for the hub and lm-eval's choice of the split.
+        limit: at most so many questions.
+        seed: of lm-eval's random numbers, none of which matter here.
+    """
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
     with tempfile.TemporaryDirectory() as made:
-        _write_tasks(Path(made), names, local)
+        _write_task(Path(made), name, file)
         # Without lm-eval's own thousands of tasks, which take a minute to list.
         manager = TaskManager(include_path=made, include_defaults=False)
         try:
             seeds = {f"{kind}_seed": seed for kind in ("random", "numpy_random", "torch_random", "fewshot_random")}
             found = lm_eval.simple_evaluate(
-                scorer, tasks=list(names), task_manager=manager, limit=limit, log_samples=False, **seeds
+                scorer, tasks=[name], task_manager=manager, limit=limit, log_samples=False, **seeds
             )
         except (OSError, ConnectionError) as error:
             reason = " ".join(str(error).split())[:200]
             raise SelattnError(f"the tasks cannot be read: {reason}; local files work offline: --data-dir") from error
     assert found is not None
-    return {name: _numbers(found["results"][name], found["n-samples"][name]["effective"]) for name in names}
+    return _numbers(found["results"][name], found["n-samples"][name]["effective"])
 
 
-def _write_tasks(folder: Path, names: Sequence[str], local: dict[str, Path] | None) -> None:
-    """A file for each task that includes lm-eval's own and changes where the questions come from."""
+def _write_task(folder: Path, name: str, file: Path | None) -> None:
+    """A file that includes lm-eval's own of the task and changes where the questions come from."""
     import lm_eval.tasks
 
     home = Path(lm_eval.tasks.__file__).parent
     metrics = [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in METRICS]
-    for name in names:
-        task: dict[str, Any] = {"include": str(home / TASKS[name]), "task": name, "metric_list": metrics}
-        if local is not None:
-            task |= {
-                "dataset_path": "json",
-                "dataset_name": None,
-                "dataset_kwargs": {
-                    "data_files": {"validation": str(local[name].resolve())},
-                    "cache_dir": str(cache_folder() / "questions"),
-                },
-                "training_split": None,
-                "validation_split": "validation",
-                "test_split": None,
-            }
-        (folder / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML, too
+    task: dict[str, Any] = {"include": str(home / TASKS[name]), "task": name, "metric_list": metrics}
+    if file is not None:
+        task |= {
+            "dataset_path": "json",
+            "dataset_name": None,
+            "dataset_kwargs": {
+                "data_files": {"validation": str(file.resolve())},
+                "cache_dir": str(cache_folder() / "questions"),
+            },
+            "training_split": None,
+            "validation_split": "validation",
+            "test_split": None,
+        }
+    (folder / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML, too
 
 
 def _numbers(result: dict[str, Any], count: int) -> dict[str, float | int | None]:

@@ -6,15 +6,15 @@ folder serves several thresholds: what is there is read, what is missing is sear
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from selattn.data.folders import alone_with
+from selattn.data.lines import append_line, drop_half_a_line, whole_lines
 from selattn.errors import SelattnError
 from selattn.prune.until import Until
 
@@ -63,22 +63,13 @@ def chosen(path: Sequence[Step], until: Until, context: int) -> tuple[int, bool]
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """One search in a folder at a time. The claim goes with the process, however that ends."""
+    """One search in a folder at a time."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
     except OSError as error:
         raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise SelattnError(
-                f"another process is searching in {folder}: wait for it, or choose another --out"
-            ) from None
+    with alone_with(folder, f"another process is searching in {folder}: wait for it, or choose another --out"):
         yield
-    finally:
-        os.close(lock)
 
 
 def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
@@ -87,7 +78,8 @@ def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
     try:
         if file.exists():
             _compare(read_settings(folder), settings, folder)
-            _drop_half_a_line(folder / PATH)
+            if (folder / PATH).exists():
+                drop_half_a_line(folder / PATH)
             return read_path(folder)
         half = file.with_name(file.name + ".part")
         half.write_text(json.dumps(settings, indent=2) + "\n")
@@ -113,8 +105,7 @@ def read_path(folder: Path) -> list[Step]:
     if not file.exists():
         return []
     try:
-        lines = file.read_text().split("\n")[:-1]
-        path = [Step.from_json(json.loads(line)) for line in lines]
+        path = [Step.from_json(json.loads(line)) for line in whole_lines(file)]
     except (ValueError, TypeError, KeyError):
         raise SelattnError(f"{file} is damaged: delete the folder and search again") from None
     if [step.iteration for step in path] != list(range(len(path))):
@@ -122,20 +113,10 @@ def read_path(folder: Path) -> list[Step]:
     return path
 
 
-def _drop_half_a_line(file: Path) -> None:
-    """What a process that was killed has begun to write is not to stand in front of the next line."""
-    if file.exists():
-        data = file.read_bytes()
-        os.truncate(file, data.rfind(b"\n") + 1)
-
-
 def append(folder: Path, step: Step) -> None:
     """Add an iteration; it is on the disk when this returns."""
     try:
-        with (folder / PATH).open("a") as file:
-            file.write(json.dumps(asdict(step)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(folder / PATH, asdict(step))
     except OSError as error:
         raise SelattnError(f"cannot write {folder / PATH}: {error.strerror}; the search can go on from there") from None
 

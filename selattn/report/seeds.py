@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from selattn.errors import SelattnError
+from selattn.evaluate.curve import at_losses
 
 
 def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -18,19 +19,19 @@ def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 
     A curve that some records lack, such as a model that was trained with one seed only, has the seeds that it has. A
     point is kept if every seed has one of its size. A search takes the same number of tokens in every iteration, so
-    those of several seeds pass through the same sizes; the budgets behind them differ.
+    those of several seeds pass through the same sizes; the budgets behind them differ. Where a curve reaches the
+    baseline's loss is read off its points, not taken from the record, so that it means the same for all of them.
     """
     found = list(records.values())
     for what, get in _SAME_CURVES.items():
         _check_same(what, {name: get(record) for name, record in records.items()})
     baselines = [record["baseline"] for record in found]
-    all_curves = [curve for record in found for curve in record["curves"]]
-    names = list(dict.fromkeys(curve["name"] for curve in all_curves))
+    names = list(dict.fromkeys(curve["name"] for record in found for curve in record["curves"]))
     return {
         "records": list(records),
         **{name: found[0][name] for name in ("context", "texts", "skip")},
         "baseline": None if baselines[0] is None else {"name": baselines[0]["name"], **_losses(baselines)},
-        "curves": [_curve([curve for curve in all_curves if curve["name"] == name]) for name in names],
+        "curves": [_curve(name, found) for name in names],
     }
 
 
@@ -70,19 +71,20 @@ def _check_same(what: str, values: dict[str, Any]) -> None:
             raise SelattnError(f"{first} and {name} have different {what}: they are not seeds of one measurement")
 
 
-def _curve(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    by_size = [{round(point["kv_size"], 6): point for point in curve["points"]} for curve in seeds]
+def _curve(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The curve of that name of the records that have it."""
+    seeds = [(curve["points"], record) for record in records for curve in record["curves"] if curve["name"] == name]
+    by_size = [{round(point["kv_size"], 6): point for point in points} for points, _ in seeds]
     sizes = [size for size in by_size[0] if all(size in points for points in by_size)]
     if not sizes:
-        raise SelattnError(
-            f"the curves {seeds[0]['name']!r} have no size in common: measure them with the same --sizes"
-        )
-    points = [{"kv_size": size, **_losses([points[size] for points in by_size])} for size in sizes]
-    reached = {
-        text: _reached([curve["at_the_baselines_loss"][text] for curve in seeds])
-        for text in seeds[0]["at_the_baselines_loss"]
-    }
-    return {"name": seeds[0]["name"], "seeds": len(seeds), "points": points, "at_the_baselines_loss": reached}
+        raise SelattnError(f"the curves {name!r} have no size in common: measure them with the same --sizes")
+    merged = [{"kv_size": size, **_losses([points[size] for points in by_size])} for size in sizes]
+    reached = [
+        {} if record["baseline"] is None else at_losses(points, record["baseline"]["loss"], record["context"])
+        for points, record in seeds
+    ]
+    at_the_baselines = {text: _reached([seed[text] for seed in reached]) for text in reached[0]}
+    return {"name": name, "seeds": len(seeds), "points": merged, "at_the_baselines_loss": at_the_baselines}
 
 
 def _losses(points: Sequence[dict[str, Any]]) -> dict[str, Any]:

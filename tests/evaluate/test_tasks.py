@@ -28,7 +28,9 @@ def data(tmp_path_factory):
 
 def scores(folder, data, text="", **how):
     model = subjects.Subject.parse(f"{folder}{text}").load()
-    return tasks.run_tasks(model, AutoTokenizer.from_pretrained(folder), ["all"], data, **how)
+    scorer = tasks.make_scorer(model, AutoTokenizer.from_pretrained(folder))
+    files = tasks.find_local(tasks.check_tasks(["all"]), data)
+    return {name: tasks.run_task(scorer, name, file, **how) for name, file in files.items()}
 
 
 def directly(folder, budgets=None):

@@ -6,12 +6,8 @@ from selattn.errors import SelattnError
 from selattn.report.seeds import merge_curves, merge_searches
 
 
-def curve(name, losses, factor, at_least=False):
-    return {
-        "name": name,
-        "points": [{"kv_size": size, "loss": {"text": loss}} for size, loss in losses.items()],
-        "at_the_baselines_loss": {"text": factor and {"memory_factor": factor, "at_least": at_least}},
-    }
+def curve(name, losses):
+    return {"name": name, "points": [{"kv_size": size, "loss": {"text": loss}} for size, loss in losses.items()]}
 
 
 def record(baseline, *curves, **changes):
@@ -37,31 +33,47 @@ def search(model, budgets, factor, pruned, **changes):
 def test_curves_become_their_mean():
     found = merge_curves(
         {
-            "a": record(2.5, curve("x", {64: 2.0, 16: 2.2, 8: 2.9}, 4.0), curve("y", {64: 3.0}, None)),
-            "b": record(2.7, curve("x", {64: 2.4, 16: 2.8}, 8.0, at_least=True), curve("y", {64: 4.0}, 1.5)),
+            "a": record(2.5, curve("x", {64: 2.0, 16: 2.5, 8: 2.9}), curve("y", {32: 3.0})),
+            "b": record(2.9, curve("x", {64: 2.4, 16: 2.8}), curve("y", {32: 2.9, 16: 3.3})),
         }
     )
     assert found["records"] == ["a", "b"]
     assert found["baseline"] == {
         "name": "standard",
-        "loss": {"text": pytest.approx(2.6)},
-        "losses": {"text": [2.5, 2.7]},
+        "loss": {"text": pytest.approx(2.7)},
+        "losses": {"text": [2.5, 2.9]},
     }
     x, y = found["curves"]
     assert [(point["kv_size"], point["losses"]["text"]) for point in x["points"]] == [
         (64, [2.0, 2.4]),
-        (16, [2.2, 2.8]),
+        (16, [2.5, 2.8]),
     ]
-    assert [point["loss"]["text"] for point in x["points"]] == pytest.approx([2.2, 2.5])
-    reached = {"memory_factor": 6.0, "memory_factors": [4.0, 8.0], "at_least": True}
+    assert [point["loss"]["text"] for point in x["points"]] == pytest.approx([2.2, 2.65])
+    reached = {"memory_factor": 4.0, "memory_factors": [4.0, 4.0], "at_least": True}
     assert x["at_the_baselines_loss"]["text"] == reached
-    reached = {"memory_factor": None, "memory_factors": [None, 1.5], "at_least": False}
+    reached = {"memory_factor": None, "memory_factors": [None, 2.0], "at_least": False}
     assert y["at_the_baselines_loss"]["text"] == reached
 
 
+def test_factors_are_read_off_the_points():
+    """Whatever a record says of them; also where a smaller size than the others have decides."""
+    stale = {"at_the_baselines_loss": {"text": None}}
+    whole = {**curve("x", {64: 2.5 + 1e-7, 32: 2.6}), **stale}
+    further = {**curve("x", {64: 2.5, 32: 2.5, 8: 2.7}), **stale}
+    (x,) = merge_curves({"a": record(2.5, whole), "b": record(2.5, further)})["curves"]
+    reached = {"memory_factor": pytest.approx(1.5), "memory_factors": pytest.approx([1.0, 2.0]), "at_least": False}
+    assert x["at_the_baselines_loss"]["text"] == reached
+
+
+def test_without_a_baseline_there_are_no_factors():
+    one = {**record(2.5, curve("x", {64: 1.0})), "baseline": None}
+    found = merge_curves({"a": one, "b": one})
+    assert (found["baseline"], found["curves"][0]["at_the_baselines_loss"]) == (None, {})
+
+
 def test_a_curve_of_one_seed_stays_what_it_is():
-    local = curve("local", {32: 2.1}, None)
-    both = [curve("x", {64: loss}, 4.0) for loss in (2.0, 2.2)]
+    local = curve("local", {32: 2.1})
+    both = [curve("x", {64: loss}) for loss in (2.0, 2.2)]
     found = merge_curves({"a": record(2.5, both[0]), "b": record(2.7, both[1], local)})
     x, y = found["curves"]
     assert [(c["name"], c["seeds"]) for c in (x, y)] == [("x", 2), ("local", 1)]
@@ -80,12 +92,12 @@ def test_searches_become_a_table():
     [
         ({"context": 32}, "a and b have different contexts"),
         ({"texts": {"text": {"rows": 4}}}, "different texts"),
-        ({"curves": [curve("x", {32: 1.0}, 2.0)]}, "'x' have no size in common"),
+        ({"curves": [curve("x", {32: 1.0})]}, "'x' have no size in common"),
         ({"baseline": None}, "different baselines"),
     ],
 )
 def test_what_differs_is_told(changes, says):
-    one = record(2.5, curve("x", {64: 1.0}, 2.0))
+    one = record(2.5, curve("x", {64: 1.0}))
     with pytest.raises(SelattnError, match=says):
         merge_curves({"a": one, "b": {**one, **changes}})
 

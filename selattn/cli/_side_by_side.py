@@ -1,0 +1,234 @@
+"""`selattn eval` without --curve: one record and tables with a line for each model."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from selattn.cli._text import texts_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selattn.evaluate.parts import Key, Parts
+    from selattn.evaluate.subjects import Subject
+    from selattn.evaluate.team import Team
+    from selattn.evaluate.text import TextRows
+    from selattn.models import SelectiveForCausalLM
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured of a model; nothing of it is loaded yet.
+
+    Attributes:
+        subject: the model.
+        context: N.
+        about: what the record says of it besides.
+        texts: the rows of each text, and what the loss on them depends on.
+        tasks: what each task's result depends on.
+        decoding: what the speed depends on; None if it is not wanted.
+    """
+
+    subject: Subject
+    context: int
+    about: dict[str, Any]
+    texts: dict[str, tuple[TextRows, Key]]
+    tasks: dict[str, Key]
+    decoding: Key | None
+
+    @property
+    def keys(self) -> list[Key]:
+        """Of all parts."""
+        return [*(key for _, key in self.texts.values()), *self.tasks.values(), *filter(None, [self.decoding])]
+
+
+def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
+    """Measure what has not been measured before, show, record."""
+    from selattn.cli._parts import kept_parts
+    from selattn.evaluate.subjects import Subject
+    from selattn.records import write_record
+
+    files = task_files(args)
+    subjects = [Subject.parse(text) for text in args.models]
+    plans = [make_plan(args, subject, files, team) for subject in subjects]
+    with kept_parts(args.record, [key for plan in plans for key in plan.keys], team, console) as parts:
+        found = [evaluate(args, plan, files, team, parts) for plan in plans]
+        if not team.leads:
+            return
+        if args.record:
+            settings = {name: getattr(args, name) for name in ("split", "layout", "rows", "skip", "limit", "batch")}
+            write_record(args.record, {"settings": settings, "models": found}, seed=args.seed)
+            parts.remove()
+            console.print(f"recorded in {args.record}", soft_wrap=True)
+        show(found, console)
+
+
+def task_files(args: argparse.Namespace) -> dict[str, Path | None]:
+    """The tasks that are wanted, and the local file of each, or None for the hub."""
+    if not args.tasks:
+        return {}
+    from selattn.evaluate.tasks import check_tasks, find_local
+
+    tasks = check_tasks([name for names in args.tasks for name in names.split(",")])
+    if args.data_dir is None:
+        return dict.fromkeys(tasks)
+    return dict(find_local(tasks, args.data_dir))
+
+
+def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Path | None], team: Team) -> Plan:
+    """Everything that was asked for about one model, and what it depends on."""
+    from selattn.cli._parts import text_key
+    from selattn.evaluate.kv_size import kv_size
+    from selattn.evaluate.subjects import digest, fingerprint, tokenizer_of
+    from selattn.models.summary import parameters_by_part
+
+    config = subject.config()
+    context = args.context or config.max_position_embeddings
+    size = kv_size(config, context)
+    model = {
+        "fingerprint": fingerprint(subject.folder),
+        "budgets": None if config.budgets is None else config.budgets.to_json(),
+        "policy": config.cache_policy,
+    }
+    about = {
+        "model": subject.name,
+        "fingerprint": model["fingerprint"],
+        "parameters": sum(parameters_by_part(config).values()),
+        "context": context,
+        "budgets": model["budgets"],
+        "policy": model["policy"],
+        "kv": {"held": size.held, "read": size.read, "mean": size.mean, "memory_factor": size.factor},
+    }
+    texts: dict[str, tuple[TextRows, Key]] = {}
+    tasks: dict[str, Key] = {}
+    if args.data or files:
+        tokenizer = tokenizer_of(subject.folder)  # says in one line if there is none, or another model's
+    for name, text in texts_of(args).items():
+        rows = text.rows(tokenizer, context, progress=team.leads)
+        chosen = {"context": context, "rows": args.rows, "skip": args.skip, "batch": args.batch}
+        texts[name] = rows, {"part": "text", **model, **chosen, **text_key(text, rows)}
+    for name, file in files.items():
+        tasks[name] = {
+            "part": "task",
+            **model,
+            "task": name,
+            "tokenizer": digest(sorted(subject.folder.glob("*token*"))),
+            "questions": None if file is None else digest([file]),
+            **{name: getattr(args, name) for name in ("limit", "batch", "seed")},
+        }
+    decoding = {"part": "decoding", **model, "context": context, "seed": args.seed} if args.speed else None
+    return Plan(subject, context, about, texts, tasks, decoding)
+
+
+def evaluate(
+    args: argparse.Namespace, plan: Plan, files: Mapping[str, Path | None], team: Team, parts: Parts
+) -> dict[str, Any]:
+    """Everything that was planned of one model, which is loaded only if something is left to measure."""
+    import dataclasses
+    import functools
+
+    from selattn.evaluate.decoding import measure_decoding
+
+    load = functools.cache(plan.subject.load)
+    found = dict(plan.about)
+    if plan.texts:
+        found["text"] = {
+            name: parts.get(key, functools.partial(text_loss, args, f"{plan.subject.name}: {name}", load, rows, team))
+            for name, (rows, key) in plan.texts.items()
+        }
+    if plan.tasks and team.leads:
+        found["tasks"] = task_results(args, plan, files, load, parts)
+    if plan.decoding and team.leads:
+        found["decoding"] = parts.get(
+            plan.decoding,
+            lambda: dataclasses.asdict(measure_decoding(load(), plan.context, seed=args.seed)),
+            alone=True,
+        )
+    return found
+
+
+def text_loss(
+    args: argparse.Namespace, title: str, load: Callable[[], SelectiveForCausalLM], rows: TextRows, team: Team
+) -> dict[str, Any]:
+    """The log-perplexity on one text."""
+    import math
+
+    from selattn.cli._bar import rows_bar
+    from selattn.evaluate import log_perplexity, make_batches
+
+    chosen = rows.take(args.rows, args.skip)
+    batches = make_batches(chosen, args.batch)
+    with rows_bar(title, len(team.share(batches)) * args.batch, team.leads) as tick:
+        loss = log_perplexity(load(), batches, team=team, tick=tick)
+    tokens = sum(batch.tokens for batch in batches)
+    return {"loss": loss, "perplexity": math.exp(loss), "rows": len(chosen), "tokens": tokens}
+
+
+def task_results(
+    args: argparse.Namespace,
+    plan: Plan,
+    files: Mapping[str, Path | None],
+    load: Callable[[], SelectiveForCausalLM],
+    parts: Parts,
+) -> dict[str, Any]:
+    """The tasks one by one; lm-eval shows a bar for each, and a line in front of it says whose it is."""
+    import functools
+
+    from rich.console import Console
+    from transformers import AutoTokenizer
+
+    from selattn.evaluate.tasks import make_scorer, run_task
+
+    console = Console(stderr=True, highlight=False)
+
+    @functools.cache
+    def scorer() -> Any:
+        return make_scorer(load(), AutoTokenizer.from_pretrained(plan.subject.folder), args.batch)
+
+    def measure(name: str) -> dict[str, Any]:
+        console.print(f"{plan.subject.name}: {name}", soft_wrap=True, markup=False)
+        return run_task(scorer(), name, files[name], args.limit, args.seed)
+
+    return {name: parts.get(key, functools.partial(measure, name), alone=True) for name, key in plan.tasks.items()}
+
+
+def show(found: list[dict[str, Any]], console: Console) -> None:
+    """Tables with a line for each model."""
+    from rich.table import Table
+
+    table = Table(title="models", title_justify="left")
+    table.add_column("model", overflow="fold")
+    texts = list(found[0].get("text", {}))
+    for heading in (*texts, "KV factor"):
+        table.add_column(heading, justify="right")
+    if "decoding" in found[0]:
+        for heading in ("cache bytes", "of a whole one", "tokens/s"):
+            table.add_column(heading, justify="right")
+    for one in found:
+        cells = [f"{one['text'][name]['loss']:.4f}" for name in texts]
+        cells.append(f"{one['kv']['memory_factor']:.2f}")
+        if "decoding" in one:
+            speed = one["decoding"]
+            cells += [f"{speed['cache_bytes']:,}", f"{speed['full_bytes']:,}", f"{speed['tokens_per_second']:.1f}"]
+        table.add_row(one["model"], *cells)
+    console.print(table)
+    if "tasks" not in found[0]:
+        return
+    tasks = Table("task (questions)", "", title="multiple choice, % right ± standard error", title_justify="left")
+    for one in found:
+        tasks.add_column(one["model"], justify="right", overflow="fold")
+    for name, first in found[0]["tasks"].items():
+        for metric, shown in (("acc", "accuracy"), ("acc_norm", "normalised")):
+            label = f"{name} ({first['questions']:,})" if metric == "acc" else ""
+            results = [one["tasks"][name] for one in found]
+            tasks.add_row(label, shown, *(percent(task[metric], task[f"{metric}_stderr"]) for task in results))
+    console.print(tasks)
+
+
+def percent(share: float, error: float | None) -> str:
+    """With its standard error; a single question has none."""
+    return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
