@@ -7,22 +7,36 @@
  *     dQ = scale dA K,  dK = scale dA^T Q,  dV = P^T dO
  * Blocks of queries go from the last to the first, because dS is a sum over later rows; the sum over later blocks is kept
  * for each column. The selecting head's dA is held back until all heads have been there. Every dA here is scale * dA.
+ * The blocks of a strip go over a chunk of keys together, head by head.
  */
-template <class T> struct Back { /* what a thread needs of its own */
-    T *queries, *d_outputs, *query_rows, *d_output_rows, *d_queries, *lse, *delta; /* of all heads */
-    T *logit, *f, *df, *first_da, *weights, *da, *keys, *values, *dk, *dv, *later;  /* of one chunk */
+template <class T> struct Back { /* what a thread keeps of a block of queries */
+    T *queries, *d_outputs, *d_queries, *lse, *delta; /* of all heads */
+    T *logit, *f, *df, *first_da;                     /* of one chunk */
+    T d_memory[BLOCK];
     Lanes<T> lanes;
     Chunk<T> chunk;
-    std::vector<int32_t> living;
 
     void take(Memory &m, const Problem &p, int64_t d, int64_t dv_size) {
-        queries = m.take<T>(p.H * BLOCK * d), d_queries = m.take<T>(p.H * BLOCK * d), query_rows = m.take<T>(BLOCK * d);
-        d_outputs = m.take<T>(p.H * BLOCK * dv_size), d_output_rows = m.take<T>(BLOCK * dv_size);
+        queries = m.take<T>(p.H * BLOCK * d), d_queries = m.take<T>(p.H * BLOCK * d), d_outputs = m.take<T>(p.H * BLOCK * dv_size);
         lse = m.take<T>(p.H * BLOCK), delta = m.take<T>(p.H * BLOCK);
-        for (T **tile : {&logit, &f, &df, &first_da, &weights, &da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+        for (T **tile : {&logit, &f, &df, &first_da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+    }
+};
+
+template <class T> struct BackStrip { /* what a thread needs of its own */
+    std::vector<Back<T>> blocks;
+    T *weights, *da, *keys, *values, *query_rows, *d_output_rows, *dk, *dv, *later;
+    std::vector<int32_t> living; /* of the whole strip */
+
+    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv_size) {
+        blocks.resize(most);
+        for (Back<T> &each : blocks) each.take(m, p, d, dv_size);
+        for (T **tile : {&weights, &da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+        query_rows = m.take<T>(BLOCK * d), d_output_rows = m.take<T>(BLOCK * dv_size);
         keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv_size);
         dk = m.take<T>((CHUNK + GROUP) * d), dv = m.take<T>((CHUNK + GROUP) * dv_size);
         later = m.take<T>(PANEL<T> + 64);
+        living.reserve(p.M);
     }
 };
 
@@ -43,12 +57,12 @@ template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b,
 
 /* One panel of one head: weights and dA into their tiles, dF and dQ. */
 template <class T>
-void differentiate_panel(const Problem &p, Back<T> &a, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
-                         const Coming<T> &next, int64_t d, int64_t dv_size) {
+void differentiate_panel(const Problem &p, const BackStrip<T> &own, Back<T> &a, int64_t h, int panel, const Gathered<T> &k,
+                         const Gathered<T> &v, const Coming<T> &next, int64_t d, int64_t dv_size) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
     const bool selects = p.selecting >= 0, holds_back = h == p.selecting;
-    T *weights = a.weights + panel * TILE<T>, *da = (holds_back ? a.first_da : a.da) + panel * TILE<T>;
+    T *weights = own.weights + panel * TILE<T>, *da = (holds_back ? a.first_da : own.da) + panel * TILE<T>;
     T *df = a.df + panel * TILE<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
     for (T *tile : {weights, da}) { /* the products over queries read whole chunks */
@@ -132,7 +146,7 @@ template <class T> Coming<T> sums_of(const Problem &p, const Back<T> &a, int64_t
 }
 
 /* What selection adds to the selecting head's dA. `later` [M] is the sum of dF over later blocks, and is moved on. */
-template <class T> void select_backward(const Problem &p, Back<T> &a, const T *d_memory, T *later) {
+template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch, T *later) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Chunk<T> &c = a.chunk;
     const T tau = (T)p.tau * LOG2E<T>, cap = (T)p.softcap * LOG2E<T>;
@@ -144,14 +158,14 @@ template <class T> void select_backward(const Problem &p, Back<T> &a, const T *d
             const T *f = a.f + panel * TILE<T> + i * W;
             T *da = a.first_da + panel * TILE<T> + i * W;
             const bool all = sees_all(a.lanes, c, panel, i / ROWS * ROWS);
-            T *sums = a.later + 1; /* sums[x]: of the rows from x on; one more at the end, and room for one before */
+            T *sums = scratch + 1; /* sums[x]: of the rows from x on; one more at the end, and room for one before */
             sums[W] = carry;
             for (int x = 2; x >= 0; x--) {
                 const int64_t lane = panel * W + x * L;
                 const Ints<T> visible = all ? (Ints<T>{} == 0) : sees(a.lanes, c, lane, i);
                 Vector<T> y = load(df + x * L);
-                if (d_memory) {
-                    const Vector<T> pull = load(d_memory + lane) * (T)(p.scale / p.tau);
+                if (p.d_memory) {
+                    const Vector<T> pull = load(a.d_memory + lane) * (T)(p.scale / p.tau);
                     y -= visible & (load(f + x * L) <= splat(tau)) ? pull : Vector<T>{};
                 }
                 y = reverse_running_sum<T>(y) + carry;
@@ -174,91 +188,30 @@ template <class T> void select_backward(const Problem &p, Back<T> &a, const T *d
     }
 }
 
-template <class T> void backward_chunk(const Problem &p, Back<T> &a, int64_t b, int64_t block, const T *d_memory, T *later, int64_t d,
-                                       int64_t dv_size) {
-    const int64_t shared = p.H / p.G, row = a.lanes.first_row;
-    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
-    const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
-    const Chunk<T> &c = a.chunk;
-    const bool whole = a.lanes.count == BLOCK;
-    const auto rows_of = [&](const Rows &x, int64_t h, int64_t padded, T *buffer) -> Gathered<T> {
-        const T *found = whole ? in_place<T>(x, b, h, row, padded) : nullptr;
-        if (found) return {found, x.stride[2]};
-        pack_rows(x, b, h, row, a.lanes.count, padded, buffer);
-        return {buffer, padded};
-    };
-    if (p.selecting >= 0) {
-        const Gathered<T> chosen = gather(k, b, p.selecting / shared, c.key, c.count, d, a.keys);
-        const T *begin = (const T *)p.block_f + (b * block_count(p) + block) * p.M;
-        select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, begin, (T *)nullptr, (T *)nullptr, {a.logit, a.f});
-        for (int panel = 0; panel < PANELS<T>; panel++)
-            std::fill_n(a.df + panel * TILE<T>, c.rounded * PANEL<T>, (T)0);
-    }
-    for (int64_t g = 0; g < p.G; g++) {
-        const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, a.keys);
-        const Gathered<T> values = gather(v, b, g, c.key, c.count, dv_size, a.values);
-        const Coming<T> none{}, next = coming<T>(k, v, b, g + 1, p, c, d, dv_size), sums = sums_of(p, a, b, g, d, dv_size);
-        for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
-            for (int panel = 0; panel < PANELS<T>; panel++) {
-                const Coming<T> &soon = h == g * shared && panel == 0 ? sums : h == g * shared && panel == 1 ? next : none;
-                differentiate_panel(p, a, h, panel, keys, values, soon, d, dv_size);
-            }
-            const Gathered<T> out_rows = rows_of(d_out, h, dv_size, a.d_output_rows);
-            add_to_keys(a, a.weights, out_rows.data, out_rows.row, a.dv, dv_size, (T *)p.dv + (b * p.G + g) * p.M * p.Dv, p.Dv);
-            if (h == p.selecting) continue;
-            const Gathered<T> query_rows = rows_of(q, h, d, a.query_rows);
-            add_to_keys(a, a.da, query_rows.data, query_rows.row, a.dk, d, (T *)p.dk + (b * p.G + g) * p.M * p.D, p.D);
-        }
-    }
-    if (p.selecting < 0) return;
-    select_backward(p, a, d_memory, later);
-    const int64_t h = p.selecting, g = h / shared;
-    const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, a.keys);
-    for (int panel = 0; panel < PANELS<T>; panel++) {
-        const Range seen = seen_by(a.lanes, c, panel);
-        if (seen.begin < seen.end)
-            add_columns_times(keys.data + seen.begin * keys.row, keys.row, a.first_da + panel * TILE<T> + seen.begin * PANEL<T>,
-                              seen.end - seen.begin, a.d_queries + (h * BLOCK + panel * PANEL<T>) * d, d);
-    }
-    const Gathered<T> query_rows = rows_of(q, h, d, a.query_rows);
-    add_to_keys(a, a.first_da, query_rows.data, query_rows.row, a.dk, d, (T *)p.dk + (b * p.G + g) * p.M * p.D, p.D);
+/* The rows of a block as the products over queries take them: in place where that can be, else in `buffer`. */
+template <class T>
+Gathered<T> rows_of(const Rows &x, int64_t b, int64_t h, const Lanes<T> &lanes, int64_t padded, T *buffer) {
+    const T *found = lanes.count == BLOCK ? in_place<T>(x, b, h, lanes.first_row, padded) : nullptr;
+    if (found) return {found, x.stride[2]};
+    pack_rows(x, b, h, lanes.first_row, lanes.count, padded, buffer);
+    return {buffer, padded};
 }
 
-template <class T> void backward_block(const Problem &p, Back<T> &a, Progress &progress, T *laters, int64_t b, int64_t block,
-                                       int64_t d, int64_t dv_size, int threads) {
-    constexpr int W = PANEL<T>;
-    const int64_t blocks = block_count(p), unit = (blocks - 1 - block) * p.B + b;
+template <class T> void begin_block(const Problem &p, Back<T> &a, int64_t b, int64_t block, int64_t d, int64_t dv_size) {
     const Rows q{p.q, p.q_stride, p.D, p.dtype}, d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
     look(p, b, block, a.lanes);
-    const int64_t first_row = p.M - p.N + a.lanes.first_row;
-    a.living.clear();
-    for (int64_t j = a.lanes.first_key; j < a.lanes.end_key; j++)
-        if (p.dead[b * p.M + j] > block && !(p.start && p.start[b * p.M + j] > j) && !(p.until && p.until[b * p.M + j] <= first_row))
-            a.living.push_back((int32_t)j);
     for (int64_t h = 0; h < p.H; h++) {
         pack_panels(q, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale * LOG2E<T>, d, a.queries + h * BLOCK * d);
         pack_panels(d_out, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale, dv_size, a.d_outputs + h * BLOCK * dv_size);
         row_sums(p, d_out, b, h, a);
     }
     std::fill_n(a.d_queries, p.H * BLOCK * d, (T)0);
-    T d_memory[BLOCK] = {};
-    if (p.d_memory)
-        for (int64_t i = 0; i < a.lanes.count; i++) d_memory[i] = ((const T *)p.d_memory)[b * p.N + a.lanes.first_row + i];
-    /* Chunks small enough that the threads, which follow each other over the columns, all have something to do. */
-    const int64_t count = (int64_t)a.living.size(), share = (count + 2 * threads - 1) / (2 * threads);
-    const int64_t size = threads == 1 ? CHUNK : std::max<int64_t>(GROUP * 4, std::min<int64_t>(CHUNK, (share + GROUP - 1) / GROUP * GROUP));
-    for (int64_t from = 0; from < count; from += size) {
-        a.chunk.count = std::min(size, count - from);
-        std::copy_n(a.living.data() + from, a.chunk.count, a.chunk.key);
-        finish_chunk(p, b, a.lanes, a.chunk);
-        const int64_t end = from + size < count ? a.living[from + size] : p.M;
-        if (block + 1 < blocks) progress.wait(unit - p.B, std::min(end, p.M));
-        backward_chunk(p, a, b, block, p.d_memory ? d_memory : nullptr, laters + b * p.M, d, dv_size);
-        progress.finish(unit, end);
-    }
-    /* Also where this block has no keys, the blocks after it may not be overtaken. */
-    if (block + 1 < blocks) progress.wait(unit - p.B, p.M);
-    progress.finish(unit, p.M);
+    for (int64_t i = 0; p.d_memory && i < BLOCK; i++)
+        a.d_memory[i] = i < a.lanes.count ? ((const T *)p.d_memory)[b * p.N + a.lanes.first_row + i] : 0;
+}
+
+template <class T> void end_block(const Problem &p, const Back<T> &a, int64_t b, int64_t d) {
+    constexpr int W = PANEL<T>;
     for (int64_t h = 0; h < p.H; h++)
         for (int64_t i = 0; i < a.lanes.count; i++) {
             T *to = (T *)p.dq + ((b * p.H + h) * p.N + a.lanes.first_row + i) * p.D;
@@ -267,14 +220,121 @@ template <class T> void backward_block(const Problem &p, Back<T> &a, Progress &p
         }
 }
 
+/* F of a chunk for one block, from what the forward pass left. */
+template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int64_t b, int64_t block, int64_t d) {
+    const Rows k{p.k, p.k_stride, p.D, p.dtype};
+    const Chunk<T> &c = a.chunk;
+    const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
+    const T *begin = (const T *)p.block_f + (b * block_count(p) + block) * p.M;
+    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, begin, (T *)nullptr, (T *)nullptr, {a.logit, a.f});
+    for (int panel = 0; panel < PANELS<T>; panel++) std::fill_n(a.df + panel * TILE<T>, c.rounded * PANEL<T>, (T)0);
+}
+
+/* All heads of key-value head g over a chunk, for one block. The first one of a strip asks for the sums that all add to, the
+ * last one for what the next head reads. */
+template <class T> void differentiate(const Problem &p, BackStrip<T> &own, Back<T> &a, int64_t b, int64_t g, bool first, bool last,
+                                      int64_t d, int64_t dv_size) {
+    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
+    const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
+    const int64_t shared = p.H / p.G;
+    const Chunk<T> &c = a.chunk;
+    const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, own.keys);
+    const Gathered<T> values = gather(v, b, g, c.key, c.count, dv_size, own.values);
+    const Coming<T> none{}, next = last ? coming<T>(k, v, b, g + 1, p, c, d, dv_size) : none;
+    const Coming<T> sums = first ? sums_of(p, a, b, g, d, dv_size) : none;
+    for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
+        for (int panel = 0; panel < PANELS<T>; panel++) {
+            const Coming<T> &soon = h == g * shared && panel == 0 ? sums : h == g * shared && panel == 1 ? next : none;
+            differentiate_panel(p, own, a, h, panel, keys, values, soon, d, dv_size);
+        }
+        const Gathered<T> out_rows = rows_of(d_out, b, h, a.lanes, dv_size, own.d_output_rows);
+        add_to_keys(a, own.weights, out_rows.data, out_rows.row, own.dv, dv_size, (T *)p.dv + (b * p.G + g) * p.M * p.Dv, p.Dv);
+        if (h == p.selecting) continue;
+        const Gathered<T> query_rows = rows_of(q, b, h, a.lanes, d, own.query_rows);
+        add_to_keys(a, own.da, query_rows.data, query_rows.row, own.dk, d, (T *)p.dk + (b * p.G + g) * p.M * p.D, p.D);
+    }
+}
+
+/* The selecting head's dA, complete at last: its dQ and dK. */
+template <class T> void finish_selecting(const Problem &p, BackStrip<T> &own, Back<T> &a, int64_t b, int64_t d) {
+    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype};
+    const int64_t h = p.selecting, g = h / (p.H / p.G);
+    const Chunk<T> &c = a.chunk;
+    const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, own.keys);
+    for (int panel = 0; panel < PANELS<T>; panel++) {
+        const Range seen = seen_by(a.lanes, c, panel);
+        if (seen.begin < seen.end)
+            add_columns_times(keys.data + seen.begin * keys.row, keys.row, a.first_da + panel * TILE<T> + seen.begin * PANEL<T>,
+                              seen.end - seen.begin, a.d_queries + (h * BLOCK + panel * PANEL<T>) * d, d);
+    }
+    const Gathered<T> query_rows = rows_of(q, b, h, a.lanes, d, own.query_rows);
+    add_to_keys(a, a.first_da, query_rows.data, query_rows.row, own.dk, d, (T *)p.dk + (b * p.G + g) * p.M * p.D, p.D);
+}
+
+/* Whether key j lives for a block. */
+INLINE bool lived(const Problem &p, int64_t b, int64_t block, int64_t j) {
+    return p.dead[b * p.M + j] > block && !(p.start && p.start[b * p.M + j] > j) &&
+           !(p.until && p.until[b * p.M + j] <= p.M - p.N + block * BLOCK);
+}
+
+/* A chunk of `count` keys of the strip: those of each block, which come in the order of the rows, from the last to the first. */
+template <class T> void backward_chunk(const Problem &p, BackStrip<T> &own, const int32_t *living, int64_t count, int64_t b,
+                                       int64_t first, int64_t blocks, T *later, int64_t d, int64_t dv_size) {
+    for (int64_t s = 0; s < blocks; s++) {
+        Back<T> &a = own.blocks[s];
+        a.chunk.count = 0;
+        for (int64_t i = 0; i < count; i++)
+            if (living[i] >= a.lanes.first_key && living[i] < a.lanes.end_key && lived(p, b, first + s, living[i]))
+                a.chunk.key[a.chunk.count++] = living[i];
+        finish_chunk(p, b, a.lanes, a.chunk);
+        if (a.chunk.count && p.selecting >= 0) select_again(p, a, own.keys, b, first + s, d);
+    }
+    for (int64_t g = 0; g < p.G; g++)
+        for (int64_t s = blocks - 1; s >= 0; s--)
+            if (own.blocks[s].chunk.count) differentiate(p, own, own.blocks[s], b, g, s == blocks - 1, s == 0, d, dv_size);
+    for (int64_t s = blocks - 1; s >= 0 && p.selecting >= 0; s--) {
+        if (!own.blocks[s].chunk.count) continue;
+        select_backward(p, own.blocks[s], own.later, later);
+        finish_selecting(p, own, own.blocks[s], b, d);
+    }
+}
+
+template <class T> void backward_strip(const Problem &p, BackStrip<T> &own, Progress &progress, T *laters, const Strips &strips,
+                                       int64_t unit, int64_t d, int64_t dv_size, int threads) {
+    const int64_t b = unit % p.B, number = strips.count - 1 - unit / p.B, first = number * strips.size;
+    const int64_t blocks = std::min(strips.size, block_count(p) - first), unit_before = unit >= p.B ? unit - p.B : -1;
+    int64_t first_key = p.M;
+    for (int64_t s = 0; s < blocks; s++) {
+        begin_block(p, own.blocks[s], b, first + s, d, dv_size);
+        first_key = std::min(first_key, own.blocks[s].lanes.first_key);
+    }
+    own.living.clear();
+    for (int64_t j = first_key; j < own.blocks[blocks - 1].lanes.end_key; j++)
+        if (lived(p, b, first, j)) own.living.push_back((int32_t)j);
+    /* Chunks small enough that the threads, which follow each other over the columns, all have something to do. */
+    const int64_t count = (int64_t)own.living.size(), share = (count + 2 * threads - 1) / (2 * threads);
+    const int64_t size = threads == 1 ? CHUNK : std::max<int64_t>(GROUP * 4, std::min<int64_t>(CHUNK, (share + GROUP - 1) / GROUP * GROUP));
+    for (int64_t from = 0; from < count; from += size) {
+        const int64_t end = from + size < count ? own.living[from + size] : p.M;
+        if (unit_before >= 0) progress.wait(unit_before, end);
+        backward_chunk(p, own, own.living.data() + from, std::min(size, count - from), b, first, blocks, laters + b * p.M, d, dv_size);
+        progress.finish(unit, end);
+    }
+    /* Also where this strip has no keys, those after it may not be overtaken. */
+    if (unit_before >= 0) progress.wait(unit_before, p.M);
+    progress.finish(unit, p.M);
+    for (int64_t s = 0; s < blocks; s++) end_block(p, own.blocks[s], b, d);
+}
+
 template <class T> int backward(const Problem &p) {
-    const int64_t blocks = block_count(p), units = blocks * p.B;
     const int64_t d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
+    const Strips strips(p);
+    const int64_t units = strips.count * p.B;
     const int threads = (int)std::max<int64_t>(1, std::min(p.threads, units));
     const int per_row = (int)std::max<int64_t>(1, threads / p.B); /* threads that follow each other in one batch row */
     Memory memory;
-    std::vector<Back<T>> back(threads);
-    for (auto &each : back) each.take(memory, p, d, dv), each.living.reserve(p.M);
+    std::vector<BackStrip<T>> back(threads);
+    for (auto &each : back) each.take(memory, p, strips.size, d, dv);
     T *later = memory.take<T>(p.B * p.M);
     Progress progress{memory.take<std::atomic<int64_t>>(units)};
     if (memory.failed) return 1;
@@ -282,9 +342,8 @@ template <class T> int backward(const Problem &p) {
     for (int64_t unit = 0; unit < units; unit++) progress.done[unit] = 0;
 #pragma omp parallel num_threads(threads)
     {
-        Back<T> &own = back[omp_get_thread_num()];
-        for (int64_t unit; (unit = progress.next++) < units;)
-            backward_block(p, own, progress, later, unit % p.B, blocks - 1 - unit / p.B, d, dv, per_row);
+        BackStrip<T> &own = back[omp_get_thread_num()];
+        for (int64_t unit; (unit = progress.next++) < units;) backward_strip(p, own, progress, later, strips, unit, d, dv, per_row);
     }
     return 0;
 }

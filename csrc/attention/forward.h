@@ -1,19 +1,42 @@
 /* The forward pass: output, log-sum-exp and M.
  *
- * For each block of queries, over chunks of its living keys: F of the chunk from the selecting head, then for each head
- * logits - F, the softmax so far, and its product with the values.
+ * For each strip of blocks of queries, over chunks of its living keys: F of the chunk from the selecting head, block after
+ * block, then for each head logits - F, the softmax so far, and its product with the values.
  */
-template <class T> struct Ahead { /* what a thread needs of its own */
-    T *queries, *output, *top, *total, *memory, *tile, *logit, *f, *keys, *values;
+template <class T> struct Ahead { /* what a thread keeps of a block of queries */
+    T *queries, *output, *top, *total, *memory; /* of all heads, but for memory */
+    T *logit, *f;                               /* of one chunk */
     Lanes<T> lanes;
     Chunk<T> chunk;
 
-    void take(Memory &memory_of, const Problem &p, int64_t d, int64_t dv) {
-        queries = memory_of.take<T>(p.H * BLOCK * d), output = memory_of.take<T>(p.H * BLOCK * dv);
-        top = memory_of.take<T>(p.H * BLOCK), total = memory_of.take<T>(p.H * BLOCK), memory = memory_of.take<T>(BLOCK);
-        tile = memory_of.take<T>(TILE<T>);
-        logit = memory_of.take<T>(PANELS<T> * TILE<T> + 64), f = memory_of.take<T>(PANELS<T> * TILE<T> + 64);
-        keys = memory_of.take<T>((CHUNK + GROUP) * d), values = memory_of.take<T>((CHUNK + GROUP) * dv);
+    void take(Memory &m, const Problem &p, int64_t d, int64_t dv) {
+        queries = m.take<T>(p.H * BLOCK * d), output = m.take<T>(p.H * BLOCK * dv);
+        top = m.take<T>(p.H * BLOCK), total = m.take<T>(p.H * BLOCK), memory = m.take<T>(BLOCK);
+        for (T **tile : {&logit, &f}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+    }
+    void begin(const Problem &p, int64_t b, int64_t block, int64_t d, int64_t dv) {
+        const Rows q{p.q, p.q_stride, p.D, p.dtype};
+        look(p, b, block, lanes);
+        for (int64_t h = 0; h < p.H; h++)
+            pack_panels(q, b, h, lanes.first_row, lanes.count, (T)p.scale * LOG2E<T>, d, queries + h * BLOCK * d);
+        std::fill_n(output, p.H * BLOCK * dv, (T)0);
+        std::fill_n(total, p.H * BLOCK, (T)0);
+        std::fill_n(top, p.H * BLOCK, std::numeric_limits<T>::lowest() / 2);
+        std::fill_n(memory, BLOCK, (T)0);
+    }
+};
+
+template <class T> struct AheadStrip { /* what a thread needs of its own */
+    std::vector<Ahead<T>> blocks;
+    T *tile, *keys, *values;
+    std::vector<int32_t> living; /* of one chunk */
+
+    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv) {
+        blocks.resize(most);
+        for (Ahead<T> &each : blocks) each.take(m, p, d, dv);
+        tile = m.take<T>(TILE<T>);
+        keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv);
+        living.reserve(CHUNK);
     }
 };
 
@@ -49,7 +72,7 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
 
 /* One panel of one head over one chunk: the softmax so far. */
 template <class T>
-void attend_panel(const Problem &p, Ahead<T> &a, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
+void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
                   const Coming<T> &next, int64_t d, int64_t dv) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
@@ -61,7 +84,7 @@ void attend_panel(const Problem &p, Ahead<T> &a, int64_t h, int panel, const Gat
     for (int i = 0; i < 3; i++) most[i] = load(top + i * L);
     shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d,
                    h == p.selecting ? a.logit + panel * TILE<T> : nullptr, selects ? a.f + panel * TILE<T> : nullptr, next,
-                   a.tile, most);
+                   tile, most);
     bool moves = false;
     for (int i = 0; i < 3; i++) {
         const Vector<T> before = load(top + i * L);
@@ -72,42 +95,51 @@ void attend_panel(const Problem &p, Ahead<T> &a, int64_t h, int panel, const Gat
     if (moves)
         for (int64_t row = 0; row < dv; row++)
             for (int i = 0; i < 3; i++) store(output + row * W + i * L, load(output + row * W + i * L) * factor[i]);
-    for (T *x = a.tile + seen.begin * W; x < a.tile + seen.end * W; x += W)
+    for (T *x = tile + seen.begin * W; x < tile + seen.end * W; x += W)
         for (int i = 0; i < 3; i++) {
             const Vector<T> weight = exp2_of(load(x + i * L) - most[i]);
             sum[i] += weight;
             store(x + i * L, weight);
         }
     for (int i = 0; i < 3; i++) store(total + i * L, sum[i]);
-    add_columns_times(v.data + seen.begin * v.row, v.row, a.tile + seen.begin * W, seen.end - seen.begin, output, dv);
+    add_columns_times(v.data + seen.begin * v.row, v.row, tile + seen.begin * W, seen.end - seen.begin, output, dv);
 }
 
-/* The keys of the next chunk, from column `from` on; returns the column after the last one that was looked at. */
+/* Whether key j lives at a block, whose F begins with `f` for it; where it dies there, that is written down. */
+template <class T> bool lives(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t first_row, int64_t j, T f) {
+    if (p.start && p.start[b * p.M + j] > j) return false; /* padding */
+    if (p.until && p.until[b * p.M + j] <= first_row) return false;
+    if (!bounds) return true;
+    int32_t &dead = p.dead[b * p.M + j];
+    if (dead > block && j < first_row && is_dead(p, *bounds, b, block, j, f)) dead = (int32_t)block;
+    return dead > block;
+}
+
+/* The keys of a strip's next chunk, from column `from` on; returns the column after the last one that was looked at. */
 template <class T>
-int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t unit_before, const Progress &progress,
-                   int64_t from, const T *state, Ahead<T> &a) {
-    const int64_t first_row = p.M - p.N + a.lanes.first_row;
-    a.chunk.count = 0;
+int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t end_key, int64_t unit_before,
+                   const Progress &progress, int64_t from, const T *state, std::vector<int32_t> &living) {
+    const int64_t first_row = p.M - p.N + block * BLOCK;
     int64_t j = from;
-    while (j < a.lanes.end_key && a.chunk.count < CHUNK) {
-        const int64_t stop = std::min({j + 64, a.lanes.end_key, j + CHUNK - a.chunk.count});
+    living.clear();
+    while (j < end_key && (int64_t)living.size() < CHUNK) {
+        const int64_t stop = std::min({j + 64, end_key, j + CHUNK - (int64_t)living.size()});
         if (unit_before >= 0) progress.wait(unit_before, std::min(stop, first_row));
-        for (; j < stop; j++) {
-            if (p.start && p.start[b * p.M + j] > j) continue; /* padding */
-            if (p.until && p.until[b * p.M + j] <= first_row) continue;
-            if (bounds) {
-                int32_t &dead = p.dead[b * p.M + j];
-                if (dead <= block) continue;
-                if (j < first_row && is_dead(p, *bounds, b, block, j, state[j])) {
-                    dead = (int32_t)block;
-                    continue;
-                }
-            }
-            a.chunk.key[a.chunk.count++] = (int32_t)j;
-        }
+        for (; j < stop; j++)
+            if (lives(p, bounds, b, block, first_row, j, state[j])) living.push_back((int32_t)j);
     }
-    finish_chunk(p, b, a.lanes, a.chunk);
     return j;
+}
+
+/* Those of a strip's chunk that live for one of its blocks, and that it sees. */
+template <class T>
+void share_of_block(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, const std::vector<int32_t> &living,
+                    const T *state, const Lanes<T> &lanes, Chunk<T> &c) {
+    c.count = 0;
+    for (const int32_t j : living)
+        if (j >= lanes.first_key && j < lanes.end_key && lives(p, bounds, b, block, p.M - p.N + lanes.first_row, j, state[j]))
+            c.key[c.count++] = j;
+    finish_chunk(p, b, lanes, c);
 }
 
 /* Pairs of a row and a key of the chunk that it sees. */
@@ -134,57 +166,70 @@ template <class T> void write_block(const Problem &p, Ahead<T> &a, int64_t b, in
         for (int64_t i = 0; i < a.lanes.count; i++) ((T *)p.memory)[b * p.N + a.lanes.first_row + i] = a.memory[i];
 }
 
-template <class T> void forward_block(const Problem &p, Ahead<T> &a, const Bounds<T> *bounds, Progress &progress, T *states,
-                                      int64_t b, int64_t block, int64_t d, int64_t dv) {
-    const int64_t unit = block * p.B + b, shared = p.H / p.G;
-    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
-    T *state = states + b * p.M;
-    look(p, b, block, a.lanes);
-    for (int64_t h = 0; h < p.H; h++)
-        pack_panels(q, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale * LOG2E<T>, d, a.queries + h * BLOCK * d);
-    std::fill_n(a.output, p.H * BLOCK * dv, (T)0);
-    std::fill_n(a.total, p.H * BLOCK, (T)0);
-    std::fill_n(a.top, p.H * BLOCK, std::numeric_limits<T>::lowest() / 2);
-    std::fill_n(a.memory, BLOCK, (T)0);
-    int64_t living = 0;
-    for (int64_t from = a.lanes.first_key; from < a.lanes.end_key;) {
-        from = next_chunk(p, bounds, b, block, p.selecting >= 0 && block > 0 ? unit - p.B : -1, progress, from, state, a);
-        const Chunk<T> &c = a.chunk;
-        if (c.count && p.selecting >= 0) {
-            const Gathered<T> chosen = gather(k, b, p.selecting / shared, c.key, c.count, d, a.keys);
-            if (p.block_f) {
-                T *begin = (T *)p.block_f + (b * block_count(p) + block) * p.M;
-                for (int64_t i = 0; i < c.count; i++) begin[c.key[i]] = state[c.key[i]];
-            }
-            select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, state, state, p.memory ? a.memory : nullptr,
-                   {a.logit, a.f});
-        }
-        progress.finish(unit, from); /* the next block may go on */
-        if (!c.count) continue;
-        for (int64_t g = 0; g < p.G; g++) {
-            const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, a.keys);
-            const Gathered<T> values = gather(v, b, g, c.key, c.count, dv, a.values);
-            const Coming<T> none{}, next = coming<T>(k, v, b, g + 1, p, c, d, dv);
-            for (int64_t h = g * shared; h < (g + 1) * shared; h++)
-                for (int panel = 0; panel < PANELS<T>; panel++)
-                    attend_panel(p, a, h, panel, keys, values, h == g * shared && panel == PANELS<T> - 1 ? next : none, d, dv);
-        }
-        if (p.living) living += count_pairs(a.lanes, c);
+/* F of a chunk for one block, which moves the state on to the next. */
+template <class T>
+void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t block, T *state, int64_t d) {
+    const Rows k{p.k, p.k_stride, p.D, p.dtype};
+    const Chunk<T> &c = a.chunk;
+    if (p.block_f) {
+        T *begin = (T *)p.block_f + (b * block_count(p) + block) * p.M;
+        for (int64_t i = 0; i < c.count; i++) begin[c.key[i]] = state[c.key[i]];
     }
-    /* Also where this block sees nothing (padding), the blocks before it may not be overtaken. */
-    if (p.selecting >= 0 && block > 0) progress.wait(unit - p.B, p.M - p.N + a.lanes.first_row);
+    const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
+    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, state, state, p.memory ? a.memory : nullptr,
+           {a.logit, a.f});
+}
+
+template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *states,
+                                      const Strips &strips, int64_t unit, int64_t d, int64_t dv) {
+    const int64_t b = unit % p.B, first = unit / p.B * strips.size, blocks = std::min(strips.size, block_count(p) - first);
+    const int64_t shared = p.H / p.G, first_row = p.M - p.N + first * BLOCK;
+    const int64_t unit_before = p.selecting >= 0 && first > 0 ? unit - p.B : -1;
+    const Rows k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
+    T *state = states + b * p.M;
+    int64_t from = p.M, living = 0;
+    for (int64_t s = 0; s < blocks; s++) {
+        own.blocks[s].begin(p, b, first + s, d, dv);
+        from = std::min(from, own.blocks[s].lanes.first_key);
+    }
+    const int64_t end_key = own.blocks[blocks - 1].lanes.end_key;
+    while (from < end_key) {
+        from = next_chunk(p, bounds, b, first, end_key, unit_before, progress, from, state, own.living);
+        for (int64_t s = 0; s < blocks; s++) {
+            Ahead<T> &a = own.blocks[s];
+            share_of_block(p, bounds, b, first + s, own.living, state, a.lanes, a.chunk);
+            if (a.chunk.count && p.selecting >= 0) select_ahead(p, a, own.keys, b, first + s, state, d);
+            if (p.living) living += count_pairs(a.lanes, a.chunk);
+        }
+        progress.finish(unit, from); /* the next strip may go on */
+        for (int64_t g = 0; g < p.G; g++)
+            for (int64_t s = 0; s < blocks; s++) {
+                Ahead<T> &a = own.blocks[s];
+                if (!a.chunk.count) continue;
+                const Gathered<T> keys = gather(k, b, g, a.chunk.key, a.chunk.count, d, own.keys);
+                const Gathered<T> values = gather(v, b, g, a.chunk.key, a.chunk.count, dv, own.values);
+                const Coming<T> none{}, next = s == blocks - 1 ? coming<T>(k, v, b, g + 1, p, a.chunk, d, dv) : none;
+                for (int64_t h = g * shared; h < (g + 1) * shared; h++)
+                    for (int panel = 0; panel < PANELS<T>; panel++)
+                        attend_panel(p, a, own.tile, h, panel, keys, values, h == g * shared && panel == PANELS<T> - 1 ? next : none,
+                                     d, dv);
+            }
+    }
+    /* Also where this strip sees nothing (padding), those before it may not be overtaken. */
+    if (unit_before >= 0) progress.wait(unit_before, first_row);
     progress.finish(unit, p.M);
     if (p.living) __atomic_fetch_add(p.living + b, living, __ATOMIC_RELAXED);
-    write_block(p, a, b, dv);
+    for (int64_t s = 0; s < blocks; s++) write_block(p, own.blocks[s], b, dv);
 }
 
 template <class T> int forward(const Problem &p) {
-    const int64_t blocks = block_count(p), units = blocks * p.B;
-    const int64_t d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
+    const int64_t blocks = block_count(p), d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
+    const Strips strips(p);
+    const int64_t units = strips.count * p.B;
     const int threads = (int)std::max<int64_t>(1, std::min(p.threads, units));
     Memory memory;
-    std::vector<Ahead<T>> ahead(threads);
-    for (auto &each : ahead) each.take(memory, p, d, dv);
+    std::vector<AheadStrip<T>> ahead(threads);
+    for (auto &each : ahead) each.take(memory, p, strips.size, d, dv);
     T *states = memory.take<T>(p.B * p.M);
     Bounds<T> bounds;
     const bool leaves_out = may_leave_out(p);
@@ -206,9 +251,9 @@ template <class T> int forward(const Problem &p) {
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < p.B * p.H; i++) bound(p, q, k, i / p.H, i % p.H, bounds);
         }
-        Ahead<T> &own = ahead[omp_get_thread_num()];
+        AheadStrip<T> &own = ahead[omp_get_thread_num()];
         for (int64_t unit; (unit = progress.next++) < units;)
-            forward_block(p, own, leaves_out ? &bounds : nullptr, progress, states, unit % p.B, unit / p.B, d, dv);
+            forward_strip(p, own, leaves_out ? &bounds : nullptr, progress, states, strips, unit, d, dv);
     }
     if (p.state_out)
         for (int64_t i = 0; i < p.B * p.M; i++) ((T *)p.state_out)[i] = states[i] / LOG2E<T>;

@@ -52,6 +52,7 @@ def test_the_fuzz_draws_what_it_should():
     assert {example.dtype for example in drawn} == {*fuzz.DTYPES}
     assert {example.threads for example in drawn} == {1, 2, 3}
     assert sum(example.inputs["query"].shape[2] > 96 for example in drawn) > QUICK / 6
+    assert sum(example.inputs["query"].shape[0] >= 8 for example in drawn) > QUICK / 40
     assert sum(bool(example.upstream) for example in drawn) > QUICK / 2
     assert sum("visible_until" in example.options for example in drawn) > QUICK / 5
     assert sum(example.options["sequences"] is not None for example in drawn) > QUICK / 2
