@@ -81,24 +81,31 @@ def peers(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def threads(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of ours and of the rival with 1 and 2 threads, and at 4 times the length."""
+    """Seconds of ours and of the rival with 1 and 2 threads, and at 4 times the length; all of it in turn."""
+    short, long = (_bench.inputs(n, SHAPE, False, args.seed) for n in (4096, 16_384))
+    settings = {"one thread": (1, short), "two threads": (2, short), "16,384 tokens": (2, long)}
     rows = []
-    for count, n, repeats in ((1, 4096, args.repeats), (2, 4096, args.repeats), (2, 16_384, 3)):
-        torch.set_num_threads(count)
-        tensors = _bench.inputs(n, SHAPE, False, args.seed)
-        for backward in (False, True):
-            call = partial(_bench.run, tensors=tensors, backward=backward)
-            rivals = {name: partial(call, name) for name in (RIVAL, "cpu")}
-            found = medians(rivals, repeats)
-            rows.append({"threads": count, "n": n, "backward": backward, **found, "ratio": found["cpu"] / found[RIVAL]})
     table = Table("", "flash", "cpu", "cpu / flash", title="second thread, and 4 times the length")
     for backward in (False, True):
-        one, two, long = (row for row in rows if row["backward"] == backward)
-        what = "forward + backward" if backward else "forward"
-        gains = [one[name] / two[name] for name in (RIVAL, "cpu")]
-        grows = [long[name] / two[name] for name in (RIVAL, "cpu")]
-        table.add_row(f"{what}: gain of the second thread", *(f"{x:.2f}" for x in gains), f"{gains[1] / gains[0]:.2f}")
-        table.add_row(f"{what}: 16,384 over 4,096", *(f"{x:.1f}" for x in grows), f"{grows[1] / grows[0]:.2f}")
+
+        def call(name: str, what: str, backward=backward) -> None:
+            count, tensors = settings[what]
+            torch.set_num_threads(count)
+            _bench.run(name, tensors, backward)
+
+        pairs = [(name, what) for what in settings for name in (RIVAL, "cpu")]
+        found = medians({pair: partial(call, *pair) for pair in pairs}, args.repeats_long)
+        for what, (count, tensors) in settings.items():
+            each = {name: found[name, what] for name in (RIVAL, "cpu")}
+            row = {"threads": count, "n": tensors[0].shape[2], "backward": backward, **each}
+            rows.append({**row, "ratio": each["cpu"] / each[RIVAL]})
+        kind = "forward + backward" if backward else "forward"
+        for what, over, under in (
+            ("gain of the second thread", "one thread", "two threads"),
+            ("16,384 over 4,096", "16,384 tokens", "two threads"),
+        ):
+            ratios = [found[name, over] / found[name, under] for name in (RIVAL, "cpu")]
+            table.add_row(f"{kind}: {what}", *(f"{x:.2f}" for x in ratios), f"{ratios[1] / ratios[0]:.3f}")
     Console().print(table)
     return rows
 
@@ -138,6 +145,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--long", type=int, default=16_384, help="N of the memory")
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--repeats-long", type=int, default=5, help="of the part 'threads', which takes some minutes")
     parser.add_argument("--reference-up-to", type=int, default=2048, help="the reference's N x N matrices get slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/attention.json")

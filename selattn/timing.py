@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 
-def medians(rivals: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+def medians(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, float]:
     """The median seconds of each rival, over rounds in which each runs once; a first round is for warming up."""
-    seconds: dict[str, list[float]] = {name: [] for name in rivals}
+    seconds: dict[Name, list[float]] = {name: [] for name in rivals}
     for turn in range(repeats + 1):
         for name, run in rivals.items():
             began = time.perf_counter()

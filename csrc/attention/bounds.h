@@ -23,8 +23,7 @@ template <class T> T dot(const T *a, const T *b, int64_t n) {
     Vector<T> sum{};
     int64_t d = 0;
     for (; d + L <= n; d += L) sum += load(a + d) * load(b + d);
-    T total = 0;
-    for (int i = 0; i < L; i++) total += sum[i];
+    T total = sum_of<T>(sum);
     for (; d < n; d++) total += a[d] * b[d];
     return total;
 }

@@ -72,6 +72,13 @@ template <class T, int STEP> INLINE Vector<T> moved_down(Vector<T> v) {
     for (int i = 0; i < LANES<T>; i++) at[i] = i + STEP; /* past the end: the zeros */
     return __builtin_shuffle(v, Vector<T>{}, at);
 }
+/* The sum of all lanes, in pairs: one after the other they would wait for each other. */
+template <class T> INLINE T sum_of(Vector<T> v) {
+    if constexpr (LANES<T> > 8) v += moved_down<T, 8>(v);
+    if constexpr (LANES<T> > 4) v += moved_down<T, 4>(v);
+    if constexpr (LANES<T> > 2) v += moved_down<T, 2>(v);
+    return v[0] + v[1];
+}
 template <class T> INLINE Vector<T> running_sum(Vector<T> v) {
     v += moved_up<T, 1>(v);
     if constexpr (LANES<T> > 2) v += moved_up<T, 2>(v);

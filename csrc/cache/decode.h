@@ -56,6 +56,28 @@ template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line
     }
 }
 
+/* sums[d] = sum over the slots of weight * value[d]; the slots are those from `first` on. */
+template <class T> void mix_slots(const Step &p, int64_t first, const T *weights, T *line, T *sums) {
+    constexpr int L = LANES<T>, WIDE = 4 * L; /* features that are summed in registers */
+    int64_t d = 0;
+    for (; d + L <= p.Dv; d += d + WIDE <= p.Dv ? WIDE : L) {
+        const int count = d + WIDE <= p.Dv ? 4 : 1;
+        Vector<T> sum[4] = {};
+        for (int64_t j = 0; j < p.used; j++) {
+            if (weights[j] == 0) continue;
+            const T *value;
+            read_slot(p.values, (first + j) * p.Dv, p.Dv, p.dtype, line, value);
+            for (int i = 0; i < count; i++) sum[i] += weights[j] * load(value + d + i * L);
+        }
+        for (int i = 0; i < count; i++) store(sums + d + i * L, sum[i]);
+    }
+    for (; d < p.Dv; d++) {
+        sums[d] = 0;
+        for (int64_t j = 0; j < p.used; j++)
+            if (weights[j] != 0) sums[d] += weights[j] * read_number<T>(p.values, (first + j) * p.Dv + d, p.dtype);
+    }
+}
+
 /* The query heads of one key-value head. */
 template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const T *f, T *weights, T *line) {
     const int64_t shared = p.H / p.G, now = p.length[b];
@@ -63,7 +85,7 @@ template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const 
     T query[MAX_SIZE], sums[MAX_SIZE];
     for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
         read_row(p.query, b * p.query_stride[0] + h * p.query_stride[1], p.D, p.dtype, query);
-        T top = MASKED<T>, total = 0;
+        T top = MASKED<T>;
         for (int64_t c = 0; c < p.used; c++) {
             const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
             const T *key;
@@ -74,22 +96,15 @@ template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const 
             top = std::max(top, weights[c]);
         }
         constexpr int L = LANES<T>;
-        int64_t c = 0;
-        for (; c + L <= p.used; c += L) {
+        for (int64_t c = p.used; c % L; c++) weights[c] = MASKED<T>; /* to the end of a vector: there is room */
+        Vector<T> parts{};
+        for (int64_t c = 0; c < p.used; c += L) {
             const Vector<T> x = exp2_of(load(weights + c) - top);
             store(weights + c, x);
-            for (int i = 0; i < L; i++) total += x[i];
+            parts += x;
         }
-        for (; c < p.used; c++) total += weights[c] = std::exp2(weights[c] - top);
-        std::fill_n(sums, p.Dv, (T)0);
-        for (int64_t j = 0; j < p.used; j++) {
-            if (weights[j] == 0) continue;
-            const T *value;
-            read_slot(p.values, ((b * p.G + g) * p.C + j) * p.Dv, p.Dv, p.dtype, line, value);
-            int64_t d = 0;
-            for (; d + L <= p.Dv; d += L) store(sums + d, load(sums + d) + weights[j] * load(value + d));
-            for (; d < p.Dv; d++) sums[d] += weights[j] * value[d];
-        }
+        const T total = sum_of<T>(parts);
+        mix_slots(p, (b * p.G + g) * p.C, weights, line, sums);
         for (int64_t d = 0; d < p.Dv; d++) write_number(p.out, (b * p.H + h) * p.Dv + d, sums[d] / total, p.dtype);
     }
 }

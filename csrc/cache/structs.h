@@ -1,4 +1,4 @@
-/* What Python hands over by ctypes: selattn/cache/evict.py and selattn/cache/decode_compiled.py have the same fields.
+/* What Python hands over by ctypes: selattn/cache/compiled.py has the same fields in the same order.
  *
  * Shapes: B batch, H query heads, G key-value heads, P eviction orders (1 or G), S selection masks, D and Dv head sizes.
  * "T" is float, or double for dtype FLOAT64. Strides are in elements, for batch, head and row; other arrays are dense.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +14,37 @@ from selattn.cache.order import Order, Strip
 from selattn.cache.policies import Policy
 from selattn.cache.tokens import Rules, Tokens
 from selattn.errors import SelattnError
+from selattn.ops import Selection
 from selattn.ops.cpu import DTYPES, LARGEST_HEAD
 
 if TYPE_CHECKING:
     from selattn.cache.slots import SlotLayer
 
 
-class _Struct(ctypes.Structure):
-    """A struct of csrc/cache/structs.h. It keeps the tensors alive that it points to."""
+_STRIDES = ctypes.c_int64 * 3
+
+
+def _ints(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names]
+
+
+def _pointers(*names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names]
+
+
+class _Eviction(ctypes.Structure):
+    """`struct Eviction` of csrc/cache/structs.h. It keeps the tensors alive that it points to."""
+
+    _fields_ = (
+        *_ints("policy", "B", "H", "G", "P", "S", "n", "M", "D", "budget", "shift", "dtype"),
+        *_pointers("logits", "selected", "query", "key"),
+        ("query_stride", _STRIDES),
+        ("key_stride", _STRIDES),
+        ("scale", ctypes.c_double),
+        ("strength", ctypes.c_double),
+        *_ints("relu", "protect_first", "protect_self", "window"),
+        *_pointers("heads", "selecting", "positions", "until", "state", "score", "history"),
+    )
 
     def point(self, name: str, x: Tensor | None) -> None:
         """Hand a tensor over; None is a null pointer."""
@@ -36,61 +60,12 @@ class _Struct(ctypes.Structure):
         self.point(name, x)
         setattr(self, f"{name}_stride", (ctypes.c_int64 * 3)(*x.stride()[:3]))
 
-    def select(self, rules: Rules) -> None:
-        """The settings that both structs share."""
-        selection = rules.selection
-        self.strength = float(rules.strength)
-        self.window = rules.window or 0
-        self.relu = selection is None or selection.relu
-        self.protect_first = selection is None or selection.protect_first
-        self.protect_self = selection is None or selection.protect_self
-        self.shift = selection is None or selection.shift
 
-    def run(self, function: str, *args: Any) -> None:
-        """Call the library."""
-        library = native.library()
-        assert library is not None
-        if getattr(library, function)(ctypes.byref(self), *args):
-            raise SelattnError("the cache needs more memory than there is: use a smaller batch or smaller budgets")
-
-
-_STRIDES = ctypes.c_int64 * 3
-
-
-def _ints(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_int64) for name in names]
-
-
-def _pointers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names]
-
-
-class _Eviction(_Struct):
-    _fields_ = (
-        *_ints("policy", "B", "H", "G", "P", "S", "n", "M", "D", "budget", "shift", "dtype"),
-        *_pointers("logits", "selected", "query", "key"),
-        ("query_stride", _STRIDES),
-        ("key_stride", _STRIDES),
-        ("scale", ctypes.c_double),
-        ("strength", ctypes.c_double),
-        *_ints("relu", "protect_first", "protect_self", "window"),
-        *_pointers("heads", "selecting", "positions", "until", "state", "score", "history"),
-    )
-
-
-class _Step(_Struct):
-    _fields_ = (
-        *_ints("policy", "B", "H", "G", "C", "D", "Dv", "budget", "used", "dtype", "threads"),
-        *_pointers("query", "key", "value"),
-        ("query_stride", _STRIDES),
-        ("key_stride", _STRIDES),
-        ("value_stride", _STRIDES),
-        *_pointers("keys", "values", "position", "state", "length"),
-        ("scale", ctypes.c_double),
-        ("strength", ctypes.c_double),
-        *_ints("selecting", "relu", "protect_first", "protect_self", "shift", "window"),
-        *_pointers("out"),
-    )
+def _call(function: str, *args: Any) -> None:
+    library = native.library()
+    assert library is not None
+    if getattr(library, function)(*args):
+        raise SelattnError("the cache needs more memory than there is: use a smaller batch or smaller budgets")
 
 
 def _simple(tokens: Tokens, rules: Rules) -> bool:
@@ -135,8 +110,10 @@ def order_of(
     struct.dtype = DTYPES[query.dtype]
     struct.rows("query", query)
     struct.rows("key", keys)
-    struct.scale = rules.scale_of(query)
-    struct.select(rules)
+    struct.scale, struct.strength, struct.window = rules.scale_of(query), float(rules.strength), rules.window or 0
+    switches = rules.selection or Selection()
+    struct.relu, struct.shift = switches.relu, switches.shift
+    struct.protect_first, struct.protect_self = switches.protect_first, switches.protect_self
     struct.point("heads", torch.tensor(heads, dtype=torch.int64))
     return _evict(
         struct, policy, budget, [head // (struct.H // struct.G) for head in heads], positions, before, history
@@ -176,7 +153,7 @@ def _evict(
     struct.point("positions", positions.cpu().contiguous())
     for name, x in (("until", until), ("state", state), ("score", score), ("history", scores)):
         struct.point(name, x)
-    struct.run("selattn_evict", ctypes.c_int64(torch.get_num_threads()))
+    _call("selattn_evict", ctypes.byref(struct), ctypes.c_int64(torch.get_num_threads()))
     moved = Order(until.to(device), state.to(device), score.to(device))
     return moved, None if scores is None else scores.to(device)
 
@@ -192,33 +169,32 @@ def makes_step(layer: SlotLayer, tokens: Tokens, rules: Rules) -> bool:
     return known and one and not policy.needs_weights and _simple(tokens, rules)
 
 
+# `struct Step` of csrc/cache/structs.h, packed at once: to set its fields one by one takes longer than a small step.
+_STEP = Struct("11q 3P 9q 5P 2d 6q P")
+
+
 def step(layer: SlotLayer, tokens: Tokens, rules: Rules, used: int) -> Tensor:
     """The output [B, H, 1, Dv] of one query over the first `used` slots; the layer's tensors are written to."""
-    assert layer.keys is not None
-    assert layer.values is not None
-    struct, query = _Step(), tokens.query
-    struct.B, struct.H, _, struct.D = query.shape
-    struct.G, struct.C, struct.Dv = layer.values.shape[1:]
-    struct.policy = layer.policy.native or 0
-    struct.budget, struct.used = layer.budget or 0, used
-    struct.dtype, struct.threads = DTYPES[query.dtype], torch.get_num_threads()
-    for name, x in (("query", query), ("key", tokens.key), ("value", tokens.value)):
-        struct.rows(name, x)
-    struct.select(rules)
-    struct.scale = rules.scale_of(query)
-    out = query.new_empty(struct.B, struct.H, 1, struct.Dv)
-    tensors = {
-        "keys": layer.keys,
-        "values": layer.values,
-        "position": layer.position,
-        "length": layer.length,
-        "out": out,
-    }
-    if rules.selection is not None:
-        struct.selecting = rules.selection.heads[0]
-        tensors["state"] = layer.state
-    for name, x in tensors.items():
-        assert x.is_contiguous()
-        struct.point(name, x)
-    struct.run("selattn_decode")
+    keys, values, position, state, length = layer.keys, layer.values, layer.position, layer.state, layer.length
+    assert keys is not None
+    assert values is not None
+    assert all(x.is_contiguous() for x in (keys, values, position, state))
+    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (tokens.query, tokens.key, tokens.value))
+    batch, heads, _, size = query.shape
+    groups, slots, value_size = values.shape[1:]
+    out = query.new_empty(batch, heads, 1, value_size)
+    selection = rules.selection
+    switches = selection or Selection()
+    packed = _STEP.pack(
+        *(layer.policy.native or 0, batch, heads, groups, slots, size, value_size, layer.budget or 0, used),
+        *(DTYPES[query.dtype], torch.get_num_threads()),
+        *(query.data_ptr(), key.data_ptr(), value.data_ptr()),
+        *(*query.stride()[:3], *key.stride()[:3], *value.stride()[:3]),
+        *(keys.data_ptr(), values.data_ptr(), position.data_ptr()),
+        *(0 if selection is None else state.data_ptr(), length.data_ptr()),
+        *(rules.scale_of(query), float(rules.strength)),
+        *(switches.heads[0], switches.relu, switches.protect_first, switches.protect_self, switches.shift),
+        *(rules.window or 0, out.data_ptr()),
+    )
+    _call("selattn_decode", packed)
     return out

@@ -21,14 +21,16 @@ from selattn.ops.tile import by_group, products
 
 def decode(layer: SlotLayer, tokens: Tokens, rules: Rules) -> Attention:
     """One query: the token that leaves is overwritten, all shapes are fixed."""
-    if not torch.compiler.is_compiling():
-        layer.make_room(int(layer.seen) + 1)
+    eager = not torch.compiler.is_compiling()
+    seen_so_far = int(layer.seen) if eager else 0
+    if eager:
+        layer.make_room(seen_so_far + 1)
     assert layer.keys is not None
     assert layer.values is not None
     # Before the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
     slots = layer.keys.shape[-2]
-    used = slots if torch.compiler.is_compiling() else min(slots, int(layer.seen) + 1)
-    if not torch.compiler.is_compiling() and compiled.makes_step(layer, tokens, rules):
+    used = min(slots, seen_so_far + 1) if eager else slots
+    if eager and compiled.makes_step(layer, tokens, rules):
         output = compiled.step(layer, tokens, rules, used)
         layer.length += 1
         layer.seen += 1
