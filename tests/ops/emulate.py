@@ -1,0 +1,83 @@
+"""The attention kernel's ARM code, run by an emulator: the fuzz of the operator against the reference.
+
+    apt-get install g++-aarch64-linux-gnu qemu-user
+    python -m tests.ops.emulate --count 300
+
+Cross-compiles the library (16-byte vectors: NEON) with a small program around it, and hands it one call at a time.
+"""
+
+import argparse
+import ctypes
+import struct
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+from selattn import native
+from tests.ops import fuzz
+
+ROOT = Path(__file__).parents[2]
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+
+
+def build(folder):
+    """The program, from what pyproject.toml says of the real library."""
+    said = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"][0]
+    program = Path(folder) / "emulated"
+    source = Path(__file__).with_name("emulated.cpp")
+    command = [COMPILER, *said["extra-compile-args"], f"-I{ROOT / 'csrc'}", str(source), "-o", str(program)]
+    subprocess.run(command, check=True)
+    return program
+
+
+def memory_of(x):
+    """The bytes that a tensor's elements lie in, whatever its strides."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (ctypes.c_char * ((last + 1) * x.element_size())).from_address(x.data_ptr())
+
+
+class Emulated:
+    """In place of the loaded library."""
+
+    def __init__(self, program):
+        self.program = program
+        self.calls = 0
+
+    def selattn_forward(self, reference):
+        return self.call(0, reference._obj)
+
+    def selattn_backward(self, reference):
+        return self.call(1, reference._obj)
+
+    def call(self, function, problem):
+        """Write the call into a file, run it, and copy what comes back to where the real library would have written."""
+        buffers = {x.data_ptr(): memory_of(x) for x in problem.held}
+        names = [name for name, kind in problem._fields_ if kind is ctypes.c_void_p and getattr(problem, name)]
+        pointers = {getattr(type(problem), name).offset: buffers[getattr(problem, name)] for name in names}
+        parts = [struct.pack("2q", function, ctypes.sizeof(problem)), bytes(problem), struct.pack("q", len(pointers))]
+        parts += [struct.pack("2q", offset, len(data)) + bytes(data) for offset, data in pointers.items()]
+        call = self.program.with_name("call")
+        call.write_bytes(b"".join(parts))
+        done = subprocess.run([*EMULATOR, str(self.program), str(call)], check=True, capture_output=True).stdout
+        for data in pointers.values():
+            data[:], done = done[: len(data)], done[len(data) :]
+        self.calls += 1
+        return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=300, help="examples of the fuzz")
+    parser.add_argument("--start", type=int, default=0)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        native._LIBRARY = emulated = Emulated(build(folder))
+        failed = fuzz.run_all(arguments.start, arguments.count)
+        print(f"{arguments.count} examples, {emulated.calls} calls on {EMULATOR[0]}, {failed} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
