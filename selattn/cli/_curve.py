@@ -53,6 +53,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         raise SelattnError(f"--figure must end with .png, .svg or .pdf, not {args.figure}")
     curves = [Curve.parse(text) for text in args.models]
     baseline = None if args.baseline is None else Curve.parse(args.baseline)
+    before = None if args.extend is None else read_curves(args.extend, curves, baseline)
     if baseline is not None and (baseline.sizes or baseline.search):
         raise SelattnError(f"the baseline is a model as it is, not {args.baseline}: give MODEL or NAME=MODEL")
     check_vocabularies([curve.folder for curve in (*curves, *filter(None, [baseline]))])
@@ -62,6 +63,14 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         raise SelattnError(f"--sizes are all larger than the context of {context} tokens: give smaller ones")
     points = [(curve, *points_of(curve, sizes, context)) for curve in (*filter(None, [baseline]), *curves)]
     texts, around = make_texts(args, curves[0].folder, context, team)
+    frame = {
+        "context": context,
+        "texts": {name: sizes_of(batches) for name, batches in texts.items()},
+        "skip": args.skip,
+    }
+    for what, value in frame.items():
+        if before is not None and before[what] != value:
+            raise SelattnError(f"{args.extend} was measured with the {what} {before[what]}, this would be {value}")
     prints = {folder: fingerprint(folder) for folder in {curve.folder for curve, _, _ in points}}
     lines = [
         Line(curve, choices, policy, keys_of(choices, policy, {"fingerprint": prints[curve.folder], **around}))
@@ -74,14 +83,13 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
             found = [(line, measure_line(line, texts, context, team, parts, tick)) for line in lines]
         if not team.leads:
             return
-        base = None if baseline is None else found.pop(0)[1][0]
-        data = {
-            "context": context,
-            "texts": {name: sizes_of(batches) for name, batches in texts.items()},
-            "skip": args.skip,
-            "baseline": None if baseline is None or base is None else {"name": baseline.name, **base.to_json()},
-            "curves": collect(context, found, base),
-        }
+        base = before and before["baseline"]
+        if baseline is not None:
+            base = {"name": baseline.name, **found.pop(0)[1][0].to_json()}
+        data = {**frame, "baseline": base, "curves": collect(context, found, base["loss"] if base else {})}
+        if before is not None:
+            origin = {name: before[name] for name in ("command", "date", "machine")}
+            data |= {"extends": origin, "curves": [*before["curves"], *data["curves"]]}
         if args.record:
             write_record(args.record, data, seed=args.seed)
         figure = draw_curves(data, args)
@@ -158,8 +166,27 @@ def measure_line(
     return [Point.make(config, context, k, line.policy, each) for k, each in zip(line.choices, found, strict=True)]
 
 
-def collect(context: int, found: Sequence[tuple[Line, list[Point]]], base: Point | None) -> list[dict[str, Any]]:
-    """The curves for the record. Those of one name are one curve: local models of several windows are its points."""
+def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> dict[str, Any]:
+    """A record to which these are to be added."""
+    from selattn.records import read_record
+
+    found = read_record(file)
+    if "curves" not in found or "records" in found:
+        raise SelattnError(f"{file} is not a record of 'selattn eval --curve'")
+    if baseline is not None:
+        raise SelattnError(f"{file} says what the baseline is: leave --baseline out")
+    for name in {curve.name for curve in curves} & {curve["name"] for curve in found["curves"]}:
+        raise SelattnError(f"{file} has a curve {name!r} already: give this one another name, NAME=MODEL")
+    return found
+
+
+def collect(
+    context: int, found: Sequence[tuple[Line, list[Point]]], losses: Mapping[str, float]
+) -> list[dict[str, Any]]:
+    """The curves for the record, with where they reach the baseline's losses.
+
+    Those of one name are one curve: local models of several windows are its points.
+    """
     from selattn.evaluate.curve import at_losses
 
     curves = []
@@ -174,7 +201,7 @@ def collect(context: int, found: Sequence[tuple[Line, list[Point]]], base: Point
             }
             for line, _ in parts
         ]
-        reached = at_losses(points, base.losses if base else {}, context)
+        reached = at_losses(points, losses, context)
         curves.append({"name": name, "of": of, "points": points, "at_the_baselines_loss": reached})
     return curves
 

@@ -43,6 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="of a curve's points (default: the context, and halves of it down to 2)",
     )
     parser.add_argument("--baseline", metavar="[NAME=]MODEL", help="with --curve: where curves reach this model's loss")
+    parser.add_argument(
+        "--extend", type=Path, metavar="RECORD", help="with --curve: add to the curves of a record on the same text"
+    )
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the record there (JSON)")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="with --curve (default: beside the record)")
     add_text_options(parser)
@@ -55,8 +58,8 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("rows", 1), ("limit", 1), ("batch", 1), ("context", 2), ("skip", 0)):
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise SelattnError(f"--{name} must be at least {least}, not {getattr(args, name)}")
-    if (args.baseline or args.figure) and not args.curve:
-        raise SelattnError("--baseline and --figure belong to --curve")
+    if (args.baseline or args.figure or args.extend) and not args.curve:
+        raise SelattnError("--baseline, --figure and --extend belong to --curve")
     from rich.console import Console
 
     from selattn.cli._curve import run_curve

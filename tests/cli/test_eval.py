@@ -118,6 +118,31 @@ def test_curves_of_one_name_are_one_curve():
     assert record["baseline"]["name"] == "base"
 
 
+def test_a_record_is_extended(capsys):
+    """As if all curves had been measured at once; what does not fit is refused, and the record stays as it was."""
+    base = ["--curve", *TEXT, "--baseline", "base=model"]
+    assert main(["eval", "one=local", "two=second", *base, "--record", "at-once.json"]) == 0
+    assert main(["eval", "one=local", *base, "--record", "extended.json"]) == 0
+    first = Path("extended.json").read_text()
+    more = ["eval", "two=second", "--curve", "--extend", "extended.json", "--record", "extended.json"]
+    for words, says in (
+        ([*more, *TEXT, "--skip", "1"], "extended.json was measured with the skip 0"),
+        ([*more, *TEXT, "--baseline", "model"], "leave --baseline out"),
+        (["eval", "one=model", *more[2:], *TEXT], "has a curve 'one' already"),
+        (["eval", "model", *TEXT, "--extend", "extended.json"], "belong to --curve"),
+    ):
+        assert main(words) == 2
+        assert says in capsys.readouterr().err
+        assert Path("extended.json").read_text() == first
+    assert main([*more, *TEXT]) == 0
+    got, want, before = (
+        json.loads(x) for x in (Path("extended.json").read_text(), Path("at-once.json").read_text(), first)
+    )
+    assert got["curves"] == want["curves"]
+    assert got["baseline"] == want["baseline"]
+    assert got["extends"]["command"] == before["command"]
+
+
 @pytest.mark.filterwarnings("error")
 def test_several_seeds(capsys):
     """Curves and searches of two models that stand for two seeds."""
