@@ -81,10 +81,10 @@ def make_scorer(model: SelectiveForCausalLM, tokenizer: Any, batch: int = 16) ->
         tokenizer: of transformers; if it puts <BOS> in front of a text, so does lm-eval.
         batch: requests at a time.
     """
-    from lm_eval.models.huggingface import HFLM
+    from selattn.evaluate.scorer import Scorer
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    return HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch)
+    return Scorer(pretrained=model, tokenizer=tokenizer, batch_size=batch)
 
 
 def run_task(

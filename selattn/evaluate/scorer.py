@@ -1,0 +1,36 @@
+"""What lm-eval asks for the likelihood of a choice: a model of ours, in its ordinary full forward."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+from typing import Any
+
+from lm_eval.models.huggingface import HFLM
+
+Request = tuple[Any, list[int], list[int]]  # what lm-eval keeps it by, the tokens before the choice, its tokens
+
+
+class Scorer(HFLM):
+    """lm-eval's own, but for choices that are longer than the context, with which lm-eval ends.
+
+    They are scored in pieces of half a context, each after as much as fits of what comes before it; the likelihoods
+    add up. With a small vocabulary and a short context that happens: PIQA has choices of hundreds of words.
+    """
+
+    def _loglikelihood_tokens(self, requests: list[Request], **options: Any) -> list[tuple[float, bool]]:
+        pieces = [self._pieces(request) for request in requests]
+        found = super()._loglikelihood_tokens([piece for each in pieces for piece in each], **options)
+        ends = accumulate(map(len, pieces), initial=0)
+        return [_sum(found[begin:end]) for begin, end in pairwise(ends)]
+
+    def _pieces(self, request: Request) -> list[Request]:
+        _, before, choice = request
+        if len(choice) <= self.max_length:
+            return [request]
+        size = self.max_length // 2
+        return [(None, before + choice[:at], choice[at : at + size]) for at in range(0, len(choice), size)]
+
+
+def _sum(parts: list[tuple[float, bool]]) -> tuple[float, bool]:
+    """log p of the whole, and whether greedy decoding would have said all of it."""
+    return parts[0] if len(parts) == 1 else (sum(part[0] for part in parts), all(part[1] for part in parts))
