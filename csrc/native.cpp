@@ -86,12 +86,29 @@ static const Target &chosen() {
     return found;
 }
 
+/* A call that ends with 1 where there is not enough memory, whoever asked for it. */
+template <class Call> static int guarded(Call call) {
+    try {
+        return call();
+    } catch (const std::bad_alloc &) {
+        return 1;
+    }
+}
+
 extern "C" {
 const char *selattn_target() { return chosen().name; }
 int64_t selattn_block() { return BLOCK; }
 int64_t selattn_largest_size() { return MAX_SIZE; }
-int selattn_forward(const Problem *p) { return chosen().forward(*p); }
-int selattn_backward(const Problem *p) { return chosen().backward(*p); }
-int selattn_evict(const Eviction *e, int64_t threads) { return chosen().evict(*e, threads); }
-int selattn_decode(const Step *p) { return chosen().decode(*p); }
+int selattn_forward(const Problem *p) {
+    return guarded([&] { return chosen().forward(*p); });
+}
+int selattn_backward(const Problem *p) {
+    return guarded([&] { return chosen().backward(*p); });
+}
+int selattn_evict(const Eviction *e, int64_t threads) {
+    return guarded([&] { return chosen().evict(*e, threads); });
+}
+int selattn_decode(const Step *p) {
+    return guarded([&] { return chosen().decode(*p); });
+}
 }

@@ -273,8 +273,7 @@ template <class T> void finish_selecting(const Problem &p, BackStrip<T> &own, Ba
 
 /* Whether key j lives for a block. */
 INLINE bool lived(const Problem &p, int64_t b, int64_t block, int64_t j) {
-    return p.dead[b * p.M + j] > block && !(p.start && p.start[b * p.M + j] > j) &&
-           !(p.until && p.until[b * p.M + j] <= p.M - p.N + block * BLOCK);
+    return p.dead[b * p.M + j] > block && is_there(p, b, j, p.M - p.N + block * BLOCK);
 }
 
 /* A chunk of `count` keys of the strip: those of each block, which come in the order of the rows, from the last to the first. */

@@ -33,6 +33,11 @@ template <class T> void look(const Problem &p, int64_t b, int64_t block, Lanes<T
     }
 }
 
+/* Whether key j is there for a block: no padding, and not gone before its first row. */
+INLINE bool is_there(const Problem &p, int64_t b, int64_t j, int64_t first_row) {
+    return !(p.start && p.start[b * p.M + j] > j) && !(p.until && p.until[b * p.M + j] <= first_row);
+}
+
 /* Keys of one chunk, ascending, and what is known of them. Room for the rounding up to whole groups. */
 template <class T> struct Chunk {
     int32_t key[CHUNK + GROUP];
@@ -112,7 +117,7 @@ template <class T> struct Selected {
 };
 
 /* F of the block's rows for the keys of a chunk: f[i] = state + sum over earlier rows of S, S = strength * relu(logit).
- * `state` [M] is F at the first row of the block and becomes that of the next block, unless it is null. */
+ * `begin` [M] is F at the first row of the block, `end` [M] becomes that of the next block, unless it is null. */
 template <class T>
 void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Gathered<T> &k, const T *queries, int64_t padded,
             const T *begin, T *end, T *memory, const Selected<T> &to) {

@@ -107,8 +107,7 @@ void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, 
 
 /* Whether key j lives at a block, whose F begins with `f` for it; where it dies there, that is written down. */
 template <class T> bool lives(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t first_row, int64_t j, T f) {
-    if (p.start && p.start[b * p.M + j] > j) return false; /* padding */
-    if (p.until && p.until[b * p.M + j] <= first_row) return false;
+    if (!is_there(p, b, j, first_row)) return false;
     if (!bounds) return true;
     int32_t &dead = p.dead[b * p.M + j];
     if (dead > block && j < first_row && is_dead(p, *bounds, b, block, j, f)) dead = (int32_t)block;

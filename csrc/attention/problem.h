@@ -1,4 +1,4 @@
-/* One call of attention, as Python hands it over by ctypes: selattn/ops/compiled.py has the same fields in the same order.
+/* One call of attention, as Python hands it over by ctypes: selattn/ops/cpu.py has the same fields in the same order.
  *
  * Shapes: B batch, H query heads, G key-value heads, N queries, which are the last N of M keys, D and Dv head sizes.
  * Strides are in elements, for batch, head and row; a row itself is dense. Arrays without strides are dense.

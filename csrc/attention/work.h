@@ -8,7 +8,8 @@
 struct Strips {
     int64_t size = 1, count; /* blocks of a strip; strips of a sequence */
     explicit Strips(const Problem &p) {
-        constexpr int64_t LARGEST = 4, EACH = 8; /* twice as large gains nothing more; strips for each thread */
+        constexpr int64_t LARGEST = 4; /* twice as many blocks gain nothing more */
+        constexpr int64_t EACH = 8;    /* strips that each thread has at least, if they are larger than one block */
         const int64_t blocks = block_count(p), enough = EACH * std::max<int64_t>(1, p.threads);
         while (size < LARGEST && blocks * p.B / (2 * size) >= enough) size *= 2;
         count = (blocks + size - 1) / size;

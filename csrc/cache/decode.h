@@ -59,22 +59,29 @@ template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line
 /* sums[d] = sum over the slots of weight * value[d]; the slots are those from `first` on. */
 template <class T> void mix_slots(const Step &p, int64_t first, const T *weights, T *line, T *sums) {
     constexpr int L = LANES<T>, WIDE = 4 * L; /* features that are summed in registers */
+    const T *value;
     int64_t d = 0;
-    for (; d + L <= p.Dv; d += d + WIDE <= p.Dv ? WIDE : L) {
+    /* Two slices at most: a value that is gone over in many of them is read slowly. */
+    for (; p.Dv <= 2 * WIDE && d + L <= p.Dv; d += d + WIDE <= p.Dv ? WIDE : L) {
         const int count = d + WIDE <= p.Dv ? 4 : 1;
         Vector<T> sum[4] = {};
         for (int64_t j = 0; j < p.used; j++) {
             if (weights[j] == 0) continue;
-            const T *value;
-            read_slot(p.values, (first + j) * p.Dv, p.Dv, p.dtype, line, value);
-            for (int i = 0; i < count; i++) sum[i] += weights[j] * load(value + d + i * L);
+            read_slot(p.values, (first + j) * p.Dv + d, count * L, p.dtype, line, value);
+            for (int i = 0; i < count; i++) sum[i] += weights[j] * load(value + i * L);
         }
         for (int i = 0; i < count; i++) store(sums + d + i * L, sum[i]);
     }
-    for (; d < p.Dv; d++) {
-        sums[d] = 0;
-        for (int64_t j = 0; j < p.used; j++)
-            if (weights[j] != 0) sums[d] += weights[j] * read_number<T>(p.values, (first + j) * p.Dv + d, p.dtype);
+    if (d == p.Dv) return;
+    const int64_t left = p.Dv - d;
+    sums += d;
+    std::fill_n(sums, left, (T)0);
+    for (int64_t j = 0; j < p.used; j++) {
+        if (weights[j] == 0) continue;
+        read_slot(p.values, (first + j) * p.Dv + d, left, p.dtype, line, value);
+        int64_t x = 0;
+        for (; x + L <= left; x += L) store(sums + x, load(sums + x) + weights[j] * load(value + x));
+        for (; x < left; x++) sums[x] += weights[j] * value[x];
     }
 }
 

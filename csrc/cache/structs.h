@@ -40,4 +40,5 @@ struct Step {
     int64_t selecting, relu, protect_first, protect_self, shift, window;
     void *out; /* [B,H,1,Dv] */
 };
+static_assert(sizeof(Step) == 37 * 8, "selattn/cache/compiled.py packs its fields as _STEP");
 #endif

@@ -178,7 +178,7 @@ def step(layer: SlotLayer, tokens: Tokens, rules: Rules, used: int) -> Tensor:
     keys, values, position, state, length = layer.keys, layer.values, layer.position, layer.state, layer.length
     assert keys is not None
     assert values is not None
-    assert all(x.is_contiguous() for x in (keys, values, position, state))
+    assert all(x.is_contiguous() for x in (keys, values, position, state, length))
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (tokens.query, tokens.key, tokens.value))
     batch, heads, _, size = query.shape
     groups, slots, value_size = values.shape[1:]

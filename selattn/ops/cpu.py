@@ -20,7 +20,7 @@ from selattn.ops.tile import compute_dtype
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}  # as csrc/attention/problem.h numbers them
 BLOCK = 96  # queries whose F begins with a stored value; BLOCK in problem.h
-LARGEST_HEAD = 1024  # MAX_SIZE in attention.cpp
+LARGEST_HEAD = 1024  # MAX_SIZE in csrc/native.cpp
 
 
 def unavailable() -> str | None:
@@ -35,6 +35,8 @@ def refusal(request: Request) -> str | None:
         f"it runs on the CPU, not on {r.query.device.type}": r.query.device.type != "cpu",
         f"it takes fp32, fp64 and bf16, not {r.query.dtype}": r.query.dtype not in DTYPES,
         f"its heads have at most {LARGEST_HEAD} features": max(r.query.shape[3], r.value.shape[3]) > LARGEST_HEAD,
+        "it counts tokens in floating point, in fp32 up to 2^24": r.key.shape[2] > 2**24
+        and r.query.dtype != torch.float64,
         "it never holds the attention weights": r.return_weights,
         "it never holds F": r.return_f,
         "it has no dropout": r.dropout_p > 0,

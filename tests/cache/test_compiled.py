@@ -77,21 +77,27 @@ def test_steps_of_decoding(name, rules, budget, seed, groups):
             assert_close(fast.tensors()[key], x, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("value_size", [64, 72, 128, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_steps_in_other_types(dtype):
-    """Sizes that fill vectors, more slots than one thread is given, several threads."""
+def test_steps_in_other_types(dtype, value_size):
+    """Sizes that fill vectors or not, values summed in registers or not, more slots than one thread is given."""
     fast, slow, rules = *(SlotLayer(300, make_policy("selective")) for _ in range(2)), Rules(Selection())
-    prompt = tokens(0, 4, 290, dtype, size=64, value_size=72)
+    prompt = tokens(0, 4, 290, dtype, size=64, value_size=value_size)
     for layer in (fast, slow):
         attend(layer, prompt, rules)
     for step in range(20):
-        new = tokens(1 + step, 4, 1, dtype, size=64, value_size=72)
+        new = tokens(1 + step, 4, 1, dtype, size=64, value_size=value_size)
         got = attend(fast, new, rules).output
         with in_python():
             want = attend(slow, new, rules).output
         near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
         assert_close(got, want, **near)
     assert torch.equal(fast.position, slow.position)
+
+
+def test_a_step_is_packed_as_the_library_reads_it():
+    """As many bytes as csrc/cache/structs.h asserts."""
+    assert compiled._STEP.size == 37 * 8
 
 
 def test_what_the_library_does_itself():

@@ -112,7 +112,7 @@ def draw(seed):
     N = chance.randint(*chance.choices(((1, 40), (41, 130), (131, 320)), (4, 3, 1))[0])
     B, G, shared = (chance.randint(1, most) for most in ((3, 3, 3) if N <= 130 else (2, 1, 2)))
     if N > 96 and chance.random() < 0.3:  # so many blocks of queries that several go together
-        B, G, shared = chance.randint(8, 17), 1, chance.randint(1, 2)
+        B, G, shared = chance.randint(8, 17), chance.randint(1, 2), chance.randint(1, 2)
     D, Dv = (chance.choice((chance.randint(1, 40), 8, 16, 32, 64, chance.randint(41, 130))) for _ in range(2))
     continues = chance.random() < 0.2
     past = chance.choice((0, 1, chance.randint(1, 130))) if continues else 0

@@ -41,20 +41,20 @@ def test_again_with_as_many_threads_is_the_same_to_the_last_bit(dtype, threads):
         assert all(torch.equal(x, y) for x, y in zip(run(inputs), first, strict=True))
 
 
-def test_results_do_not_depend_on_the_threads():
-    """Results to the last bit; gradients add up in chunks whose size depends on the threads."""
-    inputs, found = leaves(torch.float64), []
+@pytest.mark.parametrize("copies", [1, 8])
+def test_results_do_not_depend_on_the_threads(copies):
+    """Up to rounding: how many blocks of queries go together, and how gradients add up, follows the threads."""
+    inputs, found = [x.detach().repeat(copies, 1, 1, 1).requires_grad_() for x in leaves(torch.float64)], []
     for threads in (1, 2, 3, 7):
         torch.set_num_threads(threads)
         found.append(run(inputs))
     for other in found[1:]:
-        assert all(torch.equal(x, y) for x, y in zip(other[:2], found[0][:2], strict=True))
         assert_close(other, found[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 5])
 def test_a_block_of_nothing_but_padding_lets_nobody_pass(threads):
-    """Blocks of 96 queries follow each other over the columns; one that sees nothing is done at once."""
+    """Strips of queries follow each other over the columns; one that sees nothing is done at once."""
     torch.set_num_threads(threads)
     inputs = leaves(torch.float64, 400)
     real = (torch.arange(400) < 96) | (torch.arange(400) >= 300)
