@@ -145,7 +145,7 @@ def measure(config: SelectiveConfig, batch: int, context: int, args: argparse.Na
 def draw(rows: list[dict[str, Any]], console: Console) -> None:
     """The rows as a table."""
     table = Table(title="decoding: times as fast as standard attention with a DynamicCache", title_justify="left")
-    headings = ("batch", "N", "standard tokens/s", "16x budgets", "attention", "K >= N", "attention", "free")
+    headings = ("batch", "N", "standard tokens/s", "16x", "attention", "K >= N", "attention", "free")
     for heading in headings:
         table.add_column(heading, justify="right")
     for row in rows:
