@@ -218,14 +218,18 @@ def show(found: list[dict[str, Any]], console: Console) -> None:
     console.print(table)
     if "tasks" not in found[0]:
         return
-    tasks = Table("task (questions)", "", title="multiple choice, % right ± standard error", title_justify="left")
-    for one in found:
-        tasks.add_column(one["model"], justify="right", overflow="fold")
+    tasks = Table(title="multiple choice, % right ± standard error", title_justify="left")
+    tasks.add_column("task (questions)")
+    tasks.add_column("model", overflow="fold")
+    for heading in ("accuracy", "normalised"):
+        tasks.add_column(heading, justify="right", no_wrap=True)
     for name, first in found[0]["tasks"].items():
-        for metric, shown in (("acc", "accuracy"), ("acc_norm", "normalised")):
-            label = f"{name} ({first['questions']:,})" if metric == "acc" else ""
-            results = [one["tasks"][name] for one in found]
-            tasks.add_row(label, shown, *(percent(task[metric], task[f"{metric}_stderr"]) for task in results))
+        tasks.add_section()
+        for number, one in enumerate(found):
+            label = "" if number else f"{name} ({first['questions']:,})"
+            task = one["tasks"][name]
+            cells = [percent(task[metric], task[f"{metric}_stderr"]) for metric in ("acc", "acc_norm")]
+            tasks.add_row(label, one["model"], *cells)
     console.print(tasks)
 
 

@@ -5,8 +5,8 @@
 An example is all in its seed. The truth is the reference in fp64. The error of the compiled backend, in the worst
 element, may be twice that of the reference in the same precision. Where the reference has no error, by luck (all keys
 equal), because of its method (it keeps the weights) or because it is the truth itself (fp64), it may be what rounding
-does: what the truth itself moves when its inputs move by a rounding error, what `rounding` says of weights that are
-rebuilt from a log-sum-exp, and for a sum of n terms sqrt(n) * eps of their sizes, as random roundings add up.
+does: what the truth itself moves when its inputs move by a rounding error, what `rounding_of_weights` says of weights
+with large exponents, and for a sum of n terms sqrt(n) * eps of their sizes, as random roundings add up.
 
 Results are continuous everywhere, gradients are not where a selecting logit is 0 or F is tau: where one is too near to
 tell, gradients of query and key, or the gradient of M, are left out of the comparison.
@@ -198,26 +198,32 @@ def rounding_of_memory(example, r, F):
     return eps * keys**1.5 + (of_f * (F < r.tau)).sum(-1).max()
 
 
-def rounding_of_output(example, r, weights):
-    """What rounding may do to the output, a sum over the keys."""
+def rounding_of_weights(example, r, F, weights):
+    """What rounding may do to each weight: eps of the exponents, which may be large, and as much of the log-sum-exp."""
+    key = r.key.repeat_interleave(r.query.shape[1] // r.key.shape[1], 1)
+    logits = r.scale * (r.query @ key.mT)
+    logits = logits if r.softcap is None else r.softcap * (logits / r.softcap).tanh()
+    top = (logits - F.unsqueeze(1)).gather(-1, weights.argmax(-1, keepdim=True)).abs()
+    return 4 * exact(example.dtype).eps * (1 + top) * weights
+
+
+def rounding_of_output(example, r, F, weights):
+    """What rounding may do to the output: by the weights, and by the sum over the keys itself."""
     value = r.value.repeat_interleave(r.query.shape[1] // r.value.shape[1], 1)
-    return exact(example.dtype).eps * r.key.shape[2] ** 0.5 * (weights @ value.abs()).max()
+    summed = exact(example.dtype).eps * r.key.shape[2] ** 0.5 * weights
+    return ((rounding_of_weights(example, r, F, weights) + summed) @ value.abs()).max()
 
 
 def rounding(example, r, F, weights):
     """What rounding may do to each gradient, where weights are rebuilt from a log-sum-exp and dA is P (dP - dO O).
 
-    A weight is off by an error of the log-sum-exp, which may be large: eps * |log-sum-exp| of it. dP and dO O are sums
-    in different orders, and O was rounded to the inputs' precision: what should cancel leaves an error of that size. So
-    does dS, a sum over later rows, and where a soft cap is reached its slope of almost 0.
+    dP and dO O are sums in different orders, and O was rounded to the inputs' precision: what should cancel leaves an
+    error of that size. So does dS, a sum over later rows, and where a soft cap is reached its slope of almost 0.
     """
     eps = exact(example.dtype).eps
     shared, scale = r.query.shape[1] // r.key.shape[1], abs(r.scale)
     key, value = (x.repeat_interleave(shared, 1) for x in (r.key, r.value))
-    logits = r.scale * (r.query @ key.mT)
-    logits = logits if r.softcap is None else r.softcap * (logits / r.softcap).tanh()
-    top = (logits - F.unsqueeze(1)).gather(-1, weights.argmax(-1, keepdim=True)).abs()
-    off = 4 * eps * (1 + top) * weights
+    off = rounding_of_weights(example, r, F, weights)
     d_output = example.upstream["output"].double().abs()
     terms = d_output @ value.abs().mT
     d_logits = off * terms + (off + torch.finfo(example.dtype).eps * weights) * (weights * terms).sum(-1, keepdim=True)
@@ -263,7 +269,7 @@ def check(seed):
     upstream = {name: x.double() for name, x in example.upstream.items()}
     floor = rounding(example, request, F, whole.weights) if upstream else {}
     floor["memory"] = rounding_of_memory(example, request, F)
-    floor["output"] = rounding_of_output(example, request, whole.weights)
+    floor["output"] = rounding_of_output(example, request, F, whole.weights)
     truth = run(in_fp64, example.options, upstream, "reference")
     plain = run(example.inputs, example.options, example.upstream, "reference")
     before = torch.get_num_threads()
