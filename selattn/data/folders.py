@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from selattn.errors import SelattnError
@@ -77,15 +77,18 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
 def _lock(part: Path, path: Path) -> int | None:
     """A lock on the folder `part` itself, made if need be; None once `path` exists. The lock goes with the process."""
     while not path.exists():
-        part.mkdir(exist_ok=True)
+        with suppress(FileExistsError):  # Path.mkdir(exist_ok=True) fails where another removes it at the same moment
+            part.mkdir()
         try:
-            lock = os.open(part, os.O_RDONLY)
+            lock = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             continue  # another process has just finished, or failed
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if _same(lock, part):
-                return lock
+                if not path.exists():
+                    return lock
+                _remove(part)  # another has finished between our first look and our mkdir: ours is not needed
         except BaseException:
             os.close(lock)
             raise
