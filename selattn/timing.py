@@ -10,13 +10,18 @@ from typing import TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 
-def medians(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, float]:
-    """The median seconds of each rival, over rounds in which each runs once; a first round is for warming up."""
-    seconds: dict[Name, list[float]] = {name: [] for name in rivals}
+def seconds(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, list[float]]:
+    """The seconds of each rival, over rounds in which each runs once; a first round is for warming up."""
+    found: dict[Name, list[float]] = {name: [] for name in rivals}
     for turn in range(repeats + 1):
         for name, run in rivals.items():
             began = time.perf_counter()
             run()
             if turn:
-                seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in seconds.items()}
+                found[name].append(time.perf_counter() - began)
+    return found
+
+
+def medians(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, float]:
+    """The median seconds of each rival; see `seconds`."""
+    return {name: statistics.median(found) for name, found in seconds(rivals, repeats).items()}

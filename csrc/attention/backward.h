@@ -307,21 +307,23 @@ template <class T> void backward_strip(const Problem &p, BackStrip<T> &own, Prog
         begin_block(p, own.blocks[s], b, first + s, d, dv_size);
         first_key = std::min(first_key, own.blocks[s].lanes.first_key);
     }
+    const int64_t end_key = own.blocks[blocks - 1].lanes.end_key;
     own.living.clear();
-    for (int64_t j = first_key; j < own.blocks[blocks - 1].lanes.end_key; j++)
+    for (int64_t j = first_key; j < end_key; j++)
         if (lived(p, b, first, j)) own.living.push_back((int32_t)j);
     /* Chunks small enough that the threads, which follow each other over the columns, all have something to do. */
     const int64_t count = (int64_t)own.living.size(), share = (count + 2 * threads - 1) / (2 * threads);
     const int64_t size = threads == 1 ? CHUNK : std::max<int64_t>(GROUP * 4, std::min<int64_t>(CHUNK, (share + GROUP - 1) / GROUP * GROUP));
     for (int64_t from = 0; from < count; from += size) {
-        const int64_t end = from + size < count ? own.living[from + size] : p.M;
+        const int64_t end = from + size < count ? own.living[from + size] : end_key;
         if (unit_before >= 0) progress.wait(unit_before, end);
         backward_chunk(p, own, own.living.data() + from, std::min(size, count - from), b, first, blocks, laters + b * p.M, d, dv_size);
         progress.finish(unit, end);
     }
-    /* Also where this strip has no keys, those after it may not be overtaken. */
-    if (unit_before >= 0) progress.wait(unit_before, p.M);
-    progress.finish(unit, p.M);
+    /* Also where this strip has no keys, the one before may not be overtaken; but the next strip's rows come earlier, so that
+     * nobody asks for columns from end_key on. */
+    if (unit_before >= 0) progress.wait(unit_before, end_key);
+    progress.finish(unit, end_key);
     for (int64_t s = 0; s < blocks; s++) end_block(p, own.blocks[s], b, d);
 }
 
