@@ -90,7 +90,7 @@ def threads(args: argparse.Namespace) -> list[dict[str, Any]]:
     short, long = (_bench.inputs(n, SHAPE, False, args.seed) for n in (4096, 16_384))
     settings = {"one thread": (1, short), "two threads": (2, short), "16,384 tokens": (2, long)}
     rows = []
-    table = Table("", "flash", "cpu", "cpu / flash", "fastest calls", title="second thread, and 4 times the length")
+    table = Table("", "flash", "cpu", "cpu / flash", "fastest", title="second thread, and 4 times the length")
     for backward in (False, True):
 
         def call(name: str, what: str, backward=backward) -> None:
@@ -108,8 +108,8 @@ def threads(args: argparse.Namespace) -> list[dict[str, Any]]:
             rows.append({**row, "ratio": each["cpu"] / each[RIVAL]})
         kind = "forward + backward" if backward else "forward"
         for what, over, under in (
-            ("gain of the second thread", "one thread", "two threads"),
-            ("16,384 over 4,096", "16,384 tokens", "two threads"),
+            ("second thread", "one thread", "two threads"),
+            ("16,384 / 4,096", "16,384 tokens", "two threads"),
         ):
             ratios, at_best = ([x[name, over] / x[name, under] for name in (RIVAL, "cpu")] for x in (found, fastest))
             shown = (*(f"{x:.2f}" for x in ratios), f"{ratios[1] / ratios[0]:.3f}", f"{at_best[1] / at_best[0]:.3f}")

@@ -28,7 +28,7 @@ def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     baselines = [record["baseline"] for record in found]
     names = list(dict.fromkeys(curve["name"] for record in found for curve in record["curves"]))
     return {
-        "records": list(records),
+        "records": _sources(records),
         **{name: found[0][name] for name in ("context", "texts", "skip")},
         "baseline": None if baselines[0] is None else {"name": baselines[0]["name"], **_losses(baselines)},
         "curves": [_curve(name, found) for name in names],
@@ -42,6 +42,7 @@ def merge_searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         _check_same(what, {name: get(record) for name, record in records.items()})
     rows = [{"record": name, **{key: record[key] for key in _OF_A_SEARCH}} for name, record in records.items()]
     return {
+        "records": _sources(records),
         **{name: found[0][name] for name in ("policy", "procedure", "text", "rows")},
         "searches": rows,
         "memory_factor": statistics.fmean(row["memory_factor"] for row in rows),
@@ -62,6 +63,14 @@ _SAME_SEARCHES = {
     "rows": lambda record: record["rows"],
     "reports": lambda record: sorted(record["report"]),
 }
+
+
+def _sources(records: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Where, when and by which command each was measured: the merged record is often made somewhere else."""
+    return [
+        {"record": name, **{key: record[key] for key in ("command", "date", "machine")}}
+        for name, record in records.items()
+    ]
 
 
 def _check_same(what: str, values: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ import pytest
 from selattn.errors import SelattnError
 from selattn.report.seeds import merge_curves, merge_searches
 
+MEASURED = {"command": "selattn ...", "date": "today", "machine": {"processor": "fast"}, "versions": {"torch": "2"}}
+
 
 def curve(name, losses):
     return {"name": name, "points": [{"kv_size": size, "loss": {"text": loss}} for size, loss in losses.items()]}
@@ -12,11 +14,20 @@ def curve(name, losses):
 
 def record(baseline, *curves, **changes):
     base = {"name": "standard", "loss": {"text": baseline}}
-    return {"context": 64, "texts": {"text": {"rows": 3}}, "skip": 2, "baseline": base, "curves": [*curves], **changes}
+    return {
+        **MEASURED,
+        "context": 64,
+        "texts": {"text": {"rows": 3}},
+        "skip": 2,
+        "baseline": base,
+        "curves": [*curves],
+        **changes,
+    }
 
 
 def search(model, budgets, factor, pruned, **changes):
     return {
+        **MEASURED,
         **{name: name for name in ("policy", "procedure", "text", "rows")},
         "model": model,
         "budgets": budgets,
@@ -37,7 +48,8 @@ def test_curves_become_their_mean():
             "b": record(2.9, curve("x", {64: 2.4, 16: 2.8}), curve("y", {32: 2.9, 16: 3.3})),
         }
     )
-    assert found["records"] == ["a", "b"]
+    here = {name: MEASURED[name] for name in ("command", "date", "machine")}
+    assert found["records"] == [{"record": "a", **here}, {"record": "b", **here}]
     assert found["baseline"] == {
         "name": "standard",
         "loss": {"text": pytest.approx(2.7)},
