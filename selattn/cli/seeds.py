@@ -54,13 +54,18 @@ def show_searches(data: dict[str, Any], console: Console) -> None:
     """A line for each seed, and the mean."""
     from rich.table import Table
 
-    table = Table("model", "budgets")
+    paths = [Path(row["record"]) for row in data["searches"]]
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    table = Table("", "budgets")
+    table.columns[0].overflow = "fold"
     for heading in ("memory factor", *data["report"]):
         table.add_column(heading, justify="right")
-    for row in data["searches"]:
+    for name, row in zip(names, data["searches"], strict=True):
         bound = "≥ " if row["at_floor"] and row["search_limit"] is not None else ""
         losses = [f"{loss:.4f}" for loss in row["report"].values()]
-        table.add_row(row["model"], " ".join(map(str, row["budgets"])), f"{bound}{row['memory_factor']:.2f}", *losses)
+        table.add_row(name, " ".join(map(str, row["budgets"])), f"{bound}{row['memory_factor']:.2f}", *losses)
     table.add_section()
     table.add_row("mean", "", f"{data['memory_factor']:.2f}", *(f"{loss:.4f}" for loss in data["report"].values()))
     console.print(table)

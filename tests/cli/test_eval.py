@@ -164,7 +164,8 @@ def test_several_seeds(capsys):
     assert f"{sum(factors) / 2:.2f} ({min(factors):.2f} to {max(factors):.2f})" in capsys.readouterr().out
     assert main(["seeds", "prune-0.json", "prune-1.json", "--record", "searches.json"]) == 0
     assert json.loads(Path("searches.json").read_text())["memory_factor"] == pytest.approx(2.0, rel=0.1)
-    assert "mean" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert all(f" {name} " in out for name in ("prune-0", "prune-1", "mean"))
     for words, says in (
         (["curve-0.json", "prune-0.json"], "these are not all records"),
         (["nowhere.json"], "cannot read nowhere.json"),
