@@ -49,9 +49,16 @@ def machine() -> dict[str, str | int | bool]:
     }
 
 
+def check_output(path: Path | None) -> None:
+    """Whether a file can be written there, as far as its name says: before long work rather than after it."""
+    if path is not None and (not path.name or path.is_dir()):
+        raise SelattnError(f"cannot write {path}: it is a folder; give the name of a file")
+
+
 def write_record(path: str | Path, data: dict[str, Any], seed: int | list[int] | None) -> Path:
     """Write `data` with the command, seed, versions and machine around it; whole or not at all."""
     path = Path(path)
+    check_output(path)
     record = {
         "command": shlex.join(_command()),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),

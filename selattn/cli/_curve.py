@@ -51,6 +51,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         raise SelattnError("--curve measures the loss on --data, and nothing else")
     if args.figure and args.figure.suffix not in (".png", ".svg", ".pdf"):
         raise SelattnError(f"--figure must end with .png, .svg or .pdf, not {args.figure}")
+    figure_of(args)
     curves = [Curve.parse(text) for text in args.models]
     baseline = None if args.baseline is None else Curve.parse(args.baseline)
     before = None if args.extend is None else read_curves(args.extend, curves, baseline)
@@ -211,11 +212,19 @@ def sizes_of(batches: Sequence[Batch]) -> dict[str, int]:
     return {"rows": sum(len(batch.input_ids) for batch in batches), "tokens": sum(batch.tokens for batch in batches)}
 
 
+def figure_of(args: argparse.Namespace) -> Path | None:
+    """Where the figure belongs, if one is wanted: --figure, or beside the record."""
+    figure: Path | None = args.figure or (args.record.with_suffix(".png") if args.record else None)
+    if figure and args.record and figure.absolute() == args.record.absolute():
+        raise SelattnError(f"the figure would take the place of the record {figure}: let the record end with .json")
+    return figure
+
+
 def draw_curves(data: dict[str, Any], args: argparse.Namespace) -> Path | None:
-    """The figure, if one is wanted: --figure, or beside the record."""
+    """The figure, if one is wanted."""
     from selattn.report.tradeoff import draw_tradeoff
 
-    figure: Path | None = args.figure or (args.record.with_suffix(".png") if args.record else None)
+    figure = figure_of(args)
     return figure and draw_tradeoff(figure, data)
 
 

@@ -165,7 +165,12 @@ def text_loss(
     with rows_bar(title, len(team.share(batches)) * args.batch, team.leads) as tick:
         loss = log_perplexity(load(), batches, team=team, tick=tick)
     tokens = sum(batch.tokens for batch in batches)
-    return {"loss": loss, "perplexity": math.exp(loss), "rows": len(chosen), "tokens": tokens}
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss) if loss < 700 else math.inf,
+        "rows": len(chosen),
+        "tokens": tokens,
+    }
 
 
 def task_results(

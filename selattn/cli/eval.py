@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     for name, least in (("rows", 1), ("limit", 1), ("batch", 1), ("context", 2), ("skip", 0)):
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise SelattnError(f"--{name} must be at least {least}, not {getattr(args, name)}")
+    if args.sizes and min(args.sizes) < 2:
+        raise SelattnError(f"--sizes must be at least 2 tokens, not {min(args.sizes)}")
     if (args.baseline or args.figure or args.extend) and not args.curve:
         raise SelattnError("--baseline, --figure and --extend belong to --curve")
     from rich.console import Console
@@ -66,10 +68,12 @@ def run(args: argparse.Namespace) -> int:
     from selattn.cli._side_by_side import run_side_by_side
     from selattn.cli.main import INTERRUPTED
     from selattn.evaluate.team import Team
+    from selattn.records import check_output
 
+    check_output(args.record)
     team = Team()
     try:
-        (run_curve if args.curve else run_side_by_side)(args, Console(highlight=False), team)
+        (run_curve if args.curve else run_side_by_side)(args, Console(highlight=False, markup=False), team)
         return 0
     except KeyboardInterrupt:
         if args.record is None:

@@ -44,15 +44,13 @@ def run(args: argparse.Namespace) -> int:
     from transformers import TextStreamer, set_seed
     from transformers.utils import logging
 
-    from selattn.models import SelectiveForCausalLM
-    from selattn.models.summary import read_config
+    from selattn.models.weights import load_whole
     from selattn.models.zoo import find_model
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     folder = find_model(args.model)
-    read_config(folder)  # says in one line what is wrong with the folder
-    model = SelectiveForCausalLM.from_pretrained(folder).eval()
+    model = load_whole(folder).eval()
     tokenizer, ids = read_prompt(args, folder, model.config.vocab_size)
     cache = model.model.new_cache(budgets, args.policy)
     limit, wanted = model.config.max_position_embeddings, ids.shape[1] + args.max_new_tokens

@@ -58,8 +58,10 @@ def run(args: argparse.Namespace) -> int:
     from selattn.evaluate.team import Team
     from selattn.prune.display import Display
     from selattn.prune.job import prune
+    from selattn.records import check_output
     from selattn.report.search_path import draw_path
 
+    check_output(args.record)
     if args.save_model and args.save_model.exists():
         raise SelattnError(f"{args.save_model} exists already: delete it, or choose another folder")
     team = Team()
@@ -189,4 +191,5 @@ def summarise(console: Any, job: Job, pruned: Pruned) -> None:
         f"{pruned.path[-1].iteration} iterations, {work['layer_evaluations']:,.0f} layer evaluations, "
         f"{work['seconds']:,.0f} s; budgets, path and figure are in {job.out}",
         soft_wrap=True,
+        markup=False,
     )

@@ -6,6 +6,7 @@ Takes records of `selattn eval --curve`, and draws their figure with bands, or r
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from selattn.report.seeds import merge_curves, merge_searches
 
     found = {str(path): read_record(path) for path in args.records}
+    check_files(args.records, found)
     kinds = {kind for record in found.values() for kind in ("curves", "budgets") if kind in record}
     if len(kinds) != 1 or any(kinds.isdisjoint(record) for record in found.values()):
         raise SelattnError("these are not all records of 'selattn eval --curve', nor all of 'selattn prune'")
@@ -39,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.figure and not curves:
         raise SelattnError("--figure belongs to records of curves")
     data = merge_curves(found) if curves else merge_searches(found)
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if args.record:
         write_record(args.record, data, seed=[record["seed"] for record in found.values()])
     show_files(args.record, draw_curves(data, args) if curves else None, console)
@@ -48,6 +50,17 @@ def run(args: argparse.Namespace) -> int:
     else:
         show_searches(data, console)
     return 0
+
+
+def check_files(paths: Sequence[Path], found: Mapping[str, dict[str, Any]]) -> None:
+    """Each file must be another seed: one that counts twice would narrow the spread without a word."""
+    seen: dict[Path, Path] = {}
+    for path in paths:
+        if "records" in found[str(path)]:
+            raise SelattnError(f"{path} is of several seeds already: give the records that it was made from")
+        first = seen.setdefault(path.resolve(), path)
+        if first is not path:
+            raise SelattnError(f"{first} and {path} are the same file: give each record once")
 
 
 def show_searches(data: dict[str, Any], console: Console) -> None:

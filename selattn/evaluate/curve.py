@@ -161,15 +161,15 @@ def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | Non
     """The KV size at which a curve, (size, loss) by point, reaches a loss: between points log(size) is interpolated.
 
     Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
-    largest; the smallest size if it never does.
+    largest; the smallest size if it never does. A loss that is not a number counts as larger than every other.
     """
     ordered = sorted(points, key=lambda point: -point[0])
     limit = loss * (1 + 1e-6)  # budgets that drop nothing give the baseline's own loss, but for rounding
-    if ordered[0][1] > limit:
+    if not ordered[0][1] <= limit:
         return None
     for (larger, low), (smaller, high) in itertools.pairwise(ordered):
-        if high > limit:
-            share = max(0.0, loss - low) / (high - low)
+        if not high <= limit:
+            share = max(0.0, loss - low) / (high - low) if math.isfinite(high) else 0.0
             return Reached(larger ** (1 - share) * smaller**share, at_most=False)
     return Reached(ordered[-1][0], at_most=True)
 

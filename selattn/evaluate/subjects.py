@@ -21,6 +21,7 @@ from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.summary import read_config
+from selattn.models.weights import load_whole
 from selattn.models.zoo import find_model
 
 BUDGETS = "budgets.json"  # of a search, in its folder
@@ -91,8 +92,7 @@ def load_model(folder: Path, device: str | None = None) -> SelectiveForCausalLM:
     """A model in evaluation mode, in fp32 whatever it is stored in, on a GPU if there is one."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    read_config(folder)  # says in one line what is wrong with the folder
-    model: SelectiveForCausalLM = SelectiveForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = load_whole(folder, dtype=torch.float32)
     model.config.use_cache = False  # nothing is continued, and filling a cache takes time
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()  # type: ignore[arg-type]
 

@@ -65,12 +65,44 @@ def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
         if len(fits) != 1:
             what = "no file" if not fits else f"{len(fits)} files"
             raise SelattnError(f"{folder} has {what} whose name begins with {name}: there must be one for each task")
-        for where, row in read_objects(fits[0]):
-            for column in COLUMNS[name]:
-                if column not in row:
-                    raise SelattnError(f"{where}: a question of {name} has no {column!r}")
+        rows = list(read_objects(fits[0]))
+        if not rows:
+            raise SelattnError(f"{fits[0]} has no questions, only blank lines: give one in each line")
+        for where, row in rows:
+            if fault := _fault(name, row):
+                raise SelattnError(f"{where}: a question of {name} has {fault}")
         found[name] = fits[0]
     return found
+
+
+def _fault(name: str, row: dict[str, Any]) -> str | None:
+    """What is wrong with a question, if anything: lm-eval would fail far from it, or count it as answered wrongly."""
+    for column in COLUMNS[name]:
+        if column not in row:
+            return f"no {column!r}"
+        if column not in ("choices", "endings", "label") and not isinstance(row[column], str):
+            return f"a {column!r} that is not a string: {row[column]!r}"
+    texts: Any
+    labels: Any
+    if name == "piqa":
+        texts, labels, answer = [row["sol1"], row["sol2"]], ["0", "1"], json.dumps(row["label"])  # "1" is not 1 there
+    elif name == "hellaswag":
+        texts, answer = row["endings"], str(row["label"])
+        labels = [str(place) for place in range(len(texts))] if isinstance(texts, list) else []
+    else:
+        choices = row["choices"] if isinstance(row["choices"], dict) else {}
+        texts, labels, answer = choices.get("text"), choices.get("label"), row["answerKey"]
+        answer = answer.lstrip() if name == "openbookqa" else answer  # as lm-eval does
+    if not (_strings(texts) and _strings(labels) and len(texts) == len(labels)):
+        return "choices that are not as many texts as labels, none of them empty"
+    if name == "commonsense_qa" and labels != [*"ABCDE"]:
+        return f"the choices {', '.join(labels)}: they must be A, B, C, D, E"
+    return None if answer in labels else f"the answer {answer!r}, which is not among {', '.join(labels)}"
+
+
+def _strings(values: Any) -> bool:
+    """Whether these are texts, at least one, none of them blank."""
+    return isinstance(values, list) and bool(values) and all(isinstance(v, str) and v.strip() for v in values)
 
 
 def make_scorer(model: SelectiveForCausalLM, tokenizer: Any, batch: int = 16) -> Any:

@@ -38,7 +38,8 @@ class Job:
         until: where the search stops.
         procedure: how it proceeds.
         policy: who leaves when a layer is full.
-        report: another text to report on; None for other rows of the same.
+        report: another text to report on; None for other rows of the same. If it turns out to be the same, it is
+            other rows of it, too.
         report_rows: how many.
         batch: rows that are computed at a time.
     """
@@ -160,9 +161,10 @@ def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer) -> tuple[list[Batch], 
             f"the search set is shorter than one context: its longest sequence has {searched[0].longest} tokens, "
             f"N is {context}; give longer documents, more --rows, or a smaller --context"
         )
-    if job.report is None:
-        return searched, make_batches(rows.take(job.report_rows, skip=job.rows), job.batch)
-    return searched, make_batches(job.report.rows(tokenizer, context).take(job.report_rows), job.batch)
+    others = rows if job.report is None else job.report.rows(tokenizer, context)
+    # By the tokens, not by the name: one file can be named in several ways.
+    skip = job.rows if others.checksum == rows.checksum else 0
+    return searched, make_batches(others.take(job.report_rows, skip), job.batch)
 
 
 def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:

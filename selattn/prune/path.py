@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from selattn.cache import Budgets
 from selattn.data.folders import alone_with
 from selattn.data.lines import append_line, drop_half_a_line, whole_lines
 from selattn.errors import SelattnError
@@ -46,8 +47,11 @@ class Step:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Step:
         """From a line of the file."""
-        tried = {int(layer): loss for layer, loss in found["tried"].items()}
-        return cls(**{**found, "budgets": tuple(found["budgets"]), "tried": tried})
+        budgets = Budgets(tuple(found["budgets"])).for_layers(len(found["budgets"]))
+        tried = {int(layer): float(loss) for layer, loss in found["tried"].items()}
+        if not {"layer_evaluations", "seconds"} <= found["work"].keys():
+            raise ValueError("its work is missing")
+        return cls(**{**found, "budgets": budgets, "loss": float(found["loss"]), "tried": tried})
 
 
 def chosen(path: Sequence[Step], until: Until, context: int) -> tuple[int, bool]:
@@ -106,7 +110,7 @@ def read_path(folder: Path) -> list[Step]:
         return []
     try:
         path = [Step.from_json(json.loads(line)) for line in whole_lines(file)]
-    except (ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise SelattnError(f"{file} is damaged: delete the folder and search again") from None
     if [step.iteration for step in path] != list(range(len(path))):
         raise SelattnError(f"{file} is damaged, iterations are missing: delete the folder and search again")

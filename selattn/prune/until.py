@@ -88,11 +88,19 @@ def parse_until(texts: Sequence[str]) -> Until:
     return until
 
 
+_MUST_BE = {
+    "tolerance": "a finite number of at least 0",
+    "loss": "a finite number of at least 0",
+    "factor": "a finite number above 0",
+    "tokens": "a whole number above 0",
+}
+
+
 def _number(name: str, value: str) -> float | int:
     try:
         number = int(value) if name == "tokens" else float(value)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf or (number == 0 and name in ("tokens", "factor")):
-        raise SelattnError(f"{name} must be a number above 0, not {value!r}")
+        raise SelattnError(f"{name} must be {_MUST_BE[name]}, not {value!r}")
     return number

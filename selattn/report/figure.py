@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.
         except OSError as error:
             raise SelattnError(f"cannot write {path}: {error.strerror}") from None
         finally:
-            half.unlink(missing_ok=True)
+            with suppress(OSError):  # where there is no such folder, there is nothing to remove
+                half.unlink()
     return path
 
 

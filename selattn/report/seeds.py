@@ -7,7 +7,7 @@ of the seeds in the order of their records: `loss` and `losses`, `memory_factor`
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from selattn.errors import SelattnError
@@ -22,7 +22,33 @@ def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     those of several seeds pass through the same sizes; the budgets behind them differ. Where a curve reaches the
     baseline's loss is read off its points, not taken from the record, so that it means the same for all of them.
     """
+    _check_whole(records, _curves, "selattn eval --curve")
+    return _curves(records)
+
+
+def merge_searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """From records of `selattn prune`, by the name of their file: searches of one kind on the same text."""
+    _check_whole(records, _searches, "selattn prune")
+    return _searches(records)
+
+
+def _check_whole(records: Mapping[str, dict[str, Any]], merge: Callable[..., Any], command: str) -> None:
+    """Merge each one alone, which reads all that is needed of it: so what is missing has the name of its record."""
+    for name, record in records.items():
+        try:
+            record["seed"]  # for the record that is made of them
+            merge({name: record})
+        except (KeyError, TypeError, AttributeError, IndexError, ValueError, ArithmeticError):
+            raise SelattnError(f"{name} is not a whole record of '{command}': measure it again") from None
+
+
+def _curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     found = list(records.values())
+    for record in found:
+        points = [point for curve in record["curves"] for point in curve["points"]]
+        for point in points if record["baseline"] is None else [record["baseline"], *points]:
+            if point["loss"].keys() != record["texts"].keys():
+                raise KeyError("loss")
     for what, get in _SAME_CURVES.items():
         _check_same(what, {name: get(record) for name, record in records.items()})
     baselines = [record["baseline"] for record in found]
@@ -35,11 +61,12 @@ def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def merge_searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """From records of `selattn prune`, by the name of their file: searches of one kind on the same text."""
+def _searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     found = list(records.values())
     for what, get in _SAME_SEARCHES.items():
         _check_same(what, {name: get(record) for name, record in records.items()})
+    for record in found:
+        sum(record["budgets"])  # they are only shown, so nothing else would notice that they are no numbers
     rows = [{"record": name, **{key: record[key] for key in _OF_A_SEARCH}} for name, record in records.items()]
     return {
         "records": _sources(records),

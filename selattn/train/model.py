@@ -7,6 +7,7 @@ from typing import Any
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.models.weights import load_whole
 from selattn.models.zoo import find_model
 from selattn.train.config import ARCHITECTURE, RunConfig, Text
 
@@ -48,10 +49,7 @@ def make_model(run: RunConfig, config: SelectiveConfig) -> SelectiveForCausalLM:
     """The model with new weights, or with those of the model that is fine-tuned."""
     if run.start.model is None:
         return SelectiveForCausalLM(config)
-    model: SelectiveForCausalLM = SelectiveForCausalLM.from_pretrained(
-        find_model(run.start.model), config=config, dtype="float32"
-    )
-    return model
+    return load_whole(find_model(run.start.model), config=config, dtype="float32")
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:

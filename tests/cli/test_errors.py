@@ -29,7 +29,7 @@ def test_bad_input(argv, message, capsys):
 
 def test_bad_input_in_a_real_process():
     done = subprocess.run(
-        [sys.executable, "-m", "selattn", "inof"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "selattn", "inof"], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 2
     assert done.stderr == "selattn: error: unknown command 'inof'; did you mean 'info'?\n"

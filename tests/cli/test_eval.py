@@ -171,9 +171,19 @@ def test_several_seeds(capsys):
         (["nowhere.json"], "cannot read nowhere.json"),
         (["text.txt"], "text.txt is not a record"),
         (["prune-0.json", "--figure", "x.png"], "--figure belongs to records of curves"),
+        (["curve-0.json", "curve-0.json"], "curve-0.json and curve-0.json are the same file"),
+        (["prune-0.json", str(Path("prune-0.json").resolve())], "are the same file: give each record once"),
+        (["curve-0.json", "seeds.json"], "seeds.json is of several seeds already"),
+        (["searches.json"], "searches.json is of several seeds already"),
     ):
         assert main(["seeds", *words]) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_name_is_shown_as_it_is(capsys):
+    """Not as rich's markup."""
+    assert main(["eval", "[/a] [bold]b=model", "--curve", *TEXT]) == 0
+    assert " [/a] [bold]b " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -201,6 +211,10 @@ def test_several_seeds(capsys):
         (["model", *TEXT, "--record", "text.txt/a.json"], "cannot write text.txt/a.json"),
         (["model", "--tasks", "piqa", "--data-dir", "broken"], "piqa.jsonl, line 1: not JSON"),
         (["model", "--curve", *TEXT, "--figure", "x.txt"], "must end with"),
+        (["model", "--curve", *TEXT, "--figure", "text.txt/x.png"], "cannot write text.txt/x.png"),
+        (["model", "--curve", *TEXT, "--record", "out.png"], "would take the place of the record out.png"),
+        (["model", "--curve", *TEXT, "--sizes", "0"], "--sizes must be at least 2 tokens, not 0"),
+        (["model", *TEXT, "--record", "."], "it is a folder"),
         (["model", *TEXT, "--context", "99"], "positions"),
     ],
 )

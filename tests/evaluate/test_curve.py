@@ -32,6 +32,13 @@ def test_rounding_is_no_loss():
     assert size_at(points(k64=2.0 + 1e-7, k32=2.5), 2.0) == Reached(64, at_most=False)
 
 
+def test_what_is_no_number_reaches_no_loss():
+    curve = points(k64=2.0, k32=math.nan)
+    assert size_at(curve, 2.2) == Reached(64, at_most=False)
+    assert size_at(curve, math.nan) is None
+    assert size_at(points(k64=math.nan), 2.2) is None
+
+
 def test_the_usual_sizes():
     assert halves(512) == [512, 256, 128, 64, 32, 16, 8, 4, 2]
     assert halves(23) == [23, 11, 5, 2]

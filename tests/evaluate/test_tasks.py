@@ -1,5 +1,6 @@
 """Multiple choice: lm-eval's own numbers, and those of the likelihoods computed directly, pruned or not."""
 
+import json
 import math
 import sys
 
@@ -113,7 +114,11 @@ def test_errors(data, tmp_path):
     (tmp_path / "piqa_1.jsonl").write_text("{}\n")
     with pytest.raises(SelattnError, match="has no file whose name begins with arc_easy"):
         tasks.find_local(["arc_easy"], tmp_path)
-    for row, says in (("{", "line 1: not JSON"), ('{"goal": "a", "sol1": "b"}', "line 1: .* piqa has no 'sol2'")):
+    for row, says in (
+        ("", "piqa_1.jsonl has no questions"),
+        ("{", "line 1: not JSON"),
+        ('{"goal": "a", "sol1": "b"}', "line 1: .* piqa has no 'sol2'"),
+    ):
         (tmp_path / "piqa_1.jsonl").write_text(f"{row}\n")
         with pytest.raises(SelattnError, match=says):
             tasks.find_local(["piqa"], tmp_path)
@@ -121,3 +126,37 @@ def test_errors(data, tmp_path):
     with pytest.raises(SelattnError, match="has 2 files whose name begins with piqa"):
         tasks.find_local(["piqa"], tmp_path)
     assert tasks.find_local(["arc_easy"], data) == {"arc_easy": data / "arc_easy_validation.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "says"),
+    [
+        ("piqa", {"label": 7}, "the answer '7', which is not among 0, 1"),
+        ("piqa", {"label": "1"}, "which is not among 0, 1"),
+        ("piqa", {"label": True}, "the answer 'true'"),
+        ("piqa", {"sol1": None}, "a 'sol1' that is not a string: None"),
+        ("piqa", {"sol2": " "}, "choices that are not as many texts as labels, none of them empty"),
+        ("arc_easy", {"answerKey": "Z"}, "the answer 'Z', which is not among A, B, C, D"),
+        ("arc_easy", {"choices": "A"}, "choices that are not"),
+        ("arc_easy", {"choices": {"text": [], "label": []}}, "choices that are not"),
+        ("arc_challenge", {"choices": {"text": ["a", 2], "label": ["A", "B"]}}, "choices that are not"),
+        ("openbookqa", {"choices": {"text": ["a"], "label": ["A", "B"]}}, "choices that are not"),
+        ("openbookqa", {"question_stem": 3}, "a 'question_stem' that is not a string"),
+        ("hellaswag", {"endings": "ran"}, "choices that are not"),
+        ("hellaswag", {"label": ""}, "the answer '', which is not among 0, 1, 2, 3"),
+        ("commonsense_qa", {"choices": {"text": ["a"], "label": ["A"]}}, "they must be A, B, C, D, E"),
+    ],
+)
+def test_wrong_questions_are_told_by_file_and_line(tmp_path, name, changes, says):
+    good = questions.ROWS[name][0]
+    file = tmp_path / f"{name}.jsonl"
+    file.write_text(f"{json.dumps(good)}\n{json.dumps({**good, **changes})}\n")
+    with pytest.raises(SelattnError, match=rf"{name}\.jsonl, line 2: a question of {name} has .*{says}"):
+        tasks.find_local([name], tmp_path)
+
+
+def test_forms_of_an_answer_that_the_hub_has(tmp_path):
+    rows = {"hellaswag": {"label": "3", "ctx_b": ""}, "openbookqa": {"answerKey": " A"}}
+    for name, changes in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({**questions.ROWS[name][0], **changes}))
+    assert list(tasks.find_local([*rows], tmp_path)) == [*rows]

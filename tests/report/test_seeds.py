@@ -5,7 +5,13 @@ import pytest
 from selattn.errors import SelattnError
 from selattn.report.seeds import merge_curves, merge_searches
 
-MEASURED = {"command": "selattn ...", "date": "today", "machine": {"processor": "fast"}, "versions": {"torch": "2"}}
+MEASURED = {
+    "command": "selattn ...",
+    "date": "today",
+    "seed": 0,
+    "machine": {"processor": "fast"},
+    "versions": {"torch": "2"},
+}
 
 
 def curve(name, losses):
@@ -117,3 +123,43 @@ def test_what_differs_is_told(changes, says):
 def test_searches_that_differ_are_told():
     with pytest.raises(SelattnError, match="a and b have different policies"):
         merge_searches({"a": search("m", [4], 2.0, 2.1), "b": search("m", [4], 2.0, 2.1, policy="h2o")})
+
+
+def without(whole, *names):
+    return {name: value for name, value in whole.items() if name not in names}
+
+
+CURVES, SEARCH = record(2.5, curve("x", {64: 1.0})), search("m", [4], 2.0, 2.1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"versions": {}, "curves": []},
+        *(without(CURVES, name) for name in CURVES if name != "versions"),
+        *({**CURVES, name: None} for name in ("curves", "texts")),
+        {**CURVES, "texts": {"another": {"rows": 3}}},
+        {**CURVES, "baseline": {}},
+        {**CURVES, "baseline": {"name": "standard", "loss": {"text": "2.5"}}},
+        {**CURVES, "curves": [{"name": "x", "points": []}]},
+        {**CURVES, "curves": [curve("x", {0: 1.0})]},
+    ],
+)
+def test_curves_that_are_not_whole_are_told(broken):
+    with pytest.raises(SelattnError, match=r"^b is not a whole record of 'selattn eval --curve'"):
+        merge_curves({"a": CURVES, "b": broken})
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"versions": {}, "budgets": [1]},
+        *(without(SEARCH, name) for name in SEARCH if name not in ("versions", "path")),
+        *({**SEARCH, name: None} for name in ("report", "budgets", "memory_factor")),
+        {**SEARCH, "memory_factor": "2.0"},
+        {**SEARCH, "report": {"unpruned": 2.0, "pruned": "2.1"}},
+    ],
+)
+def test_searches_that_are_not_whole_are_told(broken):
+    with pytest.raises(SelattnError, match=r"^b is not a whole record of 'selattn prune'"):
+        merge_searches({"a": SEARCH, "b": broken})
