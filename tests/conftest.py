@@ -12,7 +12,8 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
-# `make test` draws the same examples every time; `make test-all` looks further, and elsewhere each time.
+# `make test` draws the same examples as long as the same modules are loaded (hypothesis takes constants from them);
+# `make test-all` looks further, and elsewhere each time.
 settings.register_profile("ci", deadline=None, max_examples=25, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=250)
 settings.load_profile("ci")

@@ -2,12 +2,14 @@
 
 import pickle
 
+import pytest
 from torch.utils.data import ConcatDataset, DataLoader
 
 from selattn.data import PackedRows, Parity, Shuffled, build_store
 from tests.data.bytes_tokenizer import BytesTokenizer
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where there is one core
 def test_workers_make_the_same_samples(tmp_path):
     """Both kinds one after another, since starting processes takes seconds; no batch of 4 has samples of both."""
     store = build_store(tmp_path / "store", [f"document {i}" for i in range(20)], BytesTokenizer())

@@ -196,10 +196,11 @@ def killed_again_and_again(path, kills, steps, draw):
         process = FORK.Process(target=go, args=(path, steps))
         process.start()
         if done < kills:
-            # A kill before anything has happened would show nothing: wait for a sign of life.
-            while process.is_alive() and len(folder.read_log(path / folder.LOG)) <= before:
-                time.sleep(0.005)
-            time.sleep(draw.uniform(0, 0.5))
+            # By what the run has done, not by the clock: on a fast machine it would have ended by then.
+            more = draw.randint(1, 12)
+            while process.is_alive() and len(folder.read_log(path / folder.LOG)) < before + more:
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 0.03))
             process.kill()
         process.join()
         if process.exitcode == 0:
