@@ -51,7 +51,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         raise SelattnError("--curve measures the loss on --data, and nothing else")
     if args.figure and args.figure.suffix not in (".png", ".svg", ".pdf"):
         raise SelattnError(f"--figure must end with .png, .svg or .pdf, not {args.figure}")
-    figure_of(args)
+    figure_of(args)  # refuses one that would take the place of the record, before anything is measured
     curves = [Curve.parse(text) for text in args.models]
     baseline = None if args.baseline is None else Curve.parse(args.baseline)
     before = None if args.extend is None else read_curves(args.extend, curves, baseline)

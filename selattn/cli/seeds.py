@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Read, merge, record, show."""
     from rich.console import Console
 
-    from selattn.cli._curve import draw_curves, show_curves, show_files
+    from selattn.cli._curve import draw_curves, figure_of, show_curves, show_files
     from selattn.records import read_record, write_record
     from selattn.report.seeds import merge_curves, merge_searches
 
@@ -40,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     curves = kinds == {"curves"}
     if args.figure and not curves:
         raise SelattnError("--figure belongs to records of curves")
+    if curves:
+        figure_of(args)  # refuses one that would take the place of the record, before that is written
     data = merge_curves(found) if curves else merge_searches(found)
     console = Console(highlight=False, markup=False)
     if args.record:

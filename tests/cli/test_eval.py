@@ -175,9 +175,11 @@ def test_several_seeds(capsys):
         (["prune-0.json", str(Path("prune-0.json").resolve())], "are the same file: give each record once"),
         (["curve-0.json", "seeds.json"], "seeds.json is of several seeds already"),
         (["searches.json"], "searches.json is of several seeds already"),
+        (["curve-0.json", "--record", "both.png"], "would take the place of the record both.png"),
     ):
         assert main(["seeds", *words]) == 2
         assert says in capsys.readouterr().err
+    assert not Path("both.png").exists()
 
 
 def test_a_name_is_shown_as_it_is(capsys):
