@@ -20,9 +20,11 @@
 #include <vector>
 
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLLED _Pragma("GCC unroll 8") /* so that what a register block holds stays in registers */
 
 static constexpr int64_t CHUNK = 192, MAX_SIZE = 1024; /* keys that are served together; the largest head size */
 
+#include "attention/coming.h"
 #include "attention/work.h"
 
 #if defined(__x86_64__)

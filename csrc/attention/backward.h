@@ -11,7 +11,8 @@
  */
 template <class T> struct Back { /* what a thread keeps of a block of queries */
     T *queries, *d_outputs, *d_queries, *lse, *delta; /* of all heads */
-    T *logit, *f, *df, *first_da;                     /* of one chunk */
+    Selected<T> selected;                             /* of one chunk, and so are these */
+    T *df, *first_da;
     T d_memory[BLOCK];
     Lanes<T> lanes;
     Chunk<T> chunk;
@@ -19,7 +20,8 @@ template <class T> struct Back { /* what a thread keeps of a block of queries */
     void take(Memory &m, const Problem &p, int64_t d, int64_t dv_size) {
         queries = m.take<T>(p.H * BLOCK * d), d_queries = m.take<T>(p.H * BLOCK * d), d_outputs = m.take<T>(p.H * BLOCK * dv_size);
         lse = m.take<T>(p.H * BLOCK), delta = m.take<T>(p.H * BLOCK);
-        for (T **tile : {&logit, &f, &df, &first_da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+        selected.take(m);
+        for (T **tile : {&df, &first_da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
     }
 };
 
@@ -55,64 +57,82 @@ template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b,
     }
 }
 
+template <class T> struct BackPanel { /* one panel of one head over a chunk */
+    const Lanes<T> &lanes;
+    const Chunk<T> &chunk;
+    int panel;
+    const T *queries, *d_outputs, *lse, *delta;
+    const T *known, *f; /* tiles: logits, where they are known, and F */
+    T *df, *weights, *da;
+};
+
+/* ROWS keys of a panel: weights and dA into their tiles, and dF. Where F is 0 for all rows, no row before has selected the
+ * key, so that nobody asks for dF. */
+template <bool MASKED_BY_F, bool ALL, class T>
+void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v, int64_t v_row) {
+    constexpr int L = LANES<T>, W = PANEL<T>;
+    const T cap = (T)p.softcap * LOG2E<T>;
+    Vector<T> sum[ROWS][3], slope[ROWS][3], lse[3], delta[3];
+    for (int x = 0; x < 3; x++) lse[x] = load(a.lse + x * L), delta[x] = load(a.delta + x * L);
+    const bool is_capped = p.softcap && !a.known;
+    if (a.known) {
+        for (int r = 0; r < ROWS; r++)
+            for (int x = 0; x < 3; x++) sum[r][x] = load(a.known + (i + r) * W + x * L);
+    } else
+        times_rows(k, k_row, a.queries, p.D, sum);
+    if (is_capped)
+        for (int r = 0; r < ROWS; r++)
+            for (int x = 0; x < 3; x++) {
+                sum[r][x] = capped<T>(sum[r][x], cap);
+                slope[r][x] = 1 - (sum[r][x] / cap) * (sum[r][x] / cap);
+            }
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int x = 0; x < 3; x++) {
+            Vector<T> y = sum[r][x] - lse[x];
+            if (MASKED_BY_F) y -= load(a.f + (i + r) * W + x * L);
+            y = exp2_of(y);
+            if (!ALL) y = sees(a.lanes, a.chunk, a.panel * W + x * L, i + r) ? y : Vector<T>{};
+            store(a.weights + (i + r) * W + x * L, y);
+        }
+    times_rows(v, v_row, a.d_outputs, p.Dv, sum);
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int x = 0; x < 3; x++) {
+            const int64_t at = (i + r) * W + x * L;
+            Vector<T> y = load(a.weights + at) * (sum[r][x] - delta[x]);
+            if (!ALL) y = sees(a.lanes, a.chunk, a.panel * W + x * L, i + r) ? y : Vector<T>{};
+            if (MASKED_BY_F) store(a.df + at, load(a.df + at) - y);
+            store(a.da + at, y);
+        }
+    if (is_capped)
+        for (int r = 0; r < ROWS; r++)
+            for (int x = 0; x < 3; x++) store(a.da + (i + r) * W + x * L, load(a.da + (i + r) * W + x * L) * slope[r][x]);
+}
+
 /* One panel of one head: weights and dA into their tiles, dF and dQ. */
 template <class T>
 void differentiate_panel(const Problem &p, const BackStrip<T> &own, Back<T> &a, int64_t h, int panel, const Gathered<T> &k,
-                         const Gathered<T> &v, const Coming<T> &next, int64_t d, int64_t dv_size) {
-    constexpr int L = LANES<T>, W = PANEL<T>;
+                         const Gathered<T> &v, Coming &next, int64_t d, int64_t dv_size) {
+    constexpr int W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
-    const bool selects = p.selecting >= 0, holds_back = h == p.selecting;
-    T *weights = own.weights + panel * TILE<T>, *da = (holds_back ? a.first_da : own.da) + panel * TILE<T>;
-    T *df = a.df + panel * TILE<T>;
-    const T cap = (T)p.softcap * LOG2E<T>;
-    for (T *tile : {weights, da}) { /* the products over queries read whole chunks */
-        std::fill(tile, tile + seen.begin * W, (T)0);
-        std::fill(tile + seen.end * W, tile + a.chunk.rounded * W, (T)0);
+    const bool holds_back = h == p.selecting;
+    const int64_t at = h * BLOCK + panel * W, tile = panel * TILE<T>;
+    const BackPanel<T> one{a.lanes, a.chunk, panel, a.queries + at * d, a.d_outputs + at * dv_size, a.lse + at, a.delta + at,
+                           holds_back ? a.selected.logit + tile : nullptr, a.selected.f + tile, a.df + tile, own.weights + tile,
+                           (holds_back ? a.first_da : own.da) + tile};
+    for (T *each : {one.weights, one.da}) { /* the products over queries read whole chunks */
+        std::fill(each, each + seen.begin * W, (T)0);
+        std::fill(each + seen.end * W, each + a.chunk.rounded * W, (T)0);
     }
     if (seen.begin == seen.end) return;
-    const T *queries = a.queries + (h * BLOCK + panel * W) * d, *d_outputs = a.d_outputs + (h * BLOCK + panel * W) * dv_size;
-    const T *known = holds_back ? a.logit + panel * TILE<T> : nullptr, *f = a.f + panel * TILE<T>;
-    Vector<T> lse[3], delta[3];
-    for (int x = 0; x < 3; x++)
-        lse[x] = load(a.lse + h * BLOCK + panel * W + x * L), delta[x] = load(a.delta + h * BLOCK + panel * W + x * L);
     for (int64_t i = seen.begin; i < seen.end; i += ROWS) {
-        Vector<T> sum[ROWS][3], slope[ROWS][3];
-        next.ask_for(i);
-        const bool all = sees_all(a.lanes, a.chunk, panel, i);
-        if (known) {
-            for (int r = 0; r < ROWS; r++)
-                for (int x = 0; x < 3; x++) sum[r][x] = load(known + (i + r) * W + x * L);
-        } else {
-            times_rows(k.data + i * k.row, k.row, queries, p.D, sum);
-            if (p.softcap)
-                for (int r = 0; r < ROWS; r++)
-                    for (int x = 0; x < 3; x++) {
-                        sum[r][x] = capped<T>(sum[r][x], cap);
-                        slope[r][x] = 1 - (sum[r][x] / cap) * (sum[r][x] / cap);
-                    }
-        }
-        for (int r = 0; r < ROWS; r++)
-            for (int x = 0; x < 3; x++) {
-                Vector<T> y = sum[r][x] - lse[x];
-                if (selects) y -= load(f + (i + r) * W + x * L);
-                y = exp2_of(y);
-                if (!all) y = sees(a.lanes, a.chunk, panel * W + x * L, i + r) ? y : Vector<T>{};
-                store(weights + (i + r) * W + x * L, y);
-            }
-        times_rows(v.data + i * v.row, v.row, d_outputs, p.Dv, sum);
-        for (int r = 0; r < ROWS; r++)
-            for (int x = 0; x < 3; x++) {
-                const Vector<T> weight = load(weights + (i + r) * W + x * L);
-                Vector<T> y = weight * (sum[r][x] - delta[x]);
-                if (!all) y = sees(a.lanes, a.chunk, panel * W + x * L, i + r) ? y : Vector<T>{};
-                if (selects) store(df + (i + r) * W + x * L, load(df + (i + r) * W + x * L) - y);
-                if (p.softcap && !known) y *= slope[r][x];
-                store(da + (i + r) * W + x * L, y);
-            }
+        next.ask();
+        const bool masked = p.selecting >= 0 && a.selected.is_masked(panel, i), all = sees_all(a.lanes, a.chunk, panel, i);
+        const auto group = masked ? (all ? differentiate_group<true, true, T> : differentiate_group<true, false, T>)
+                                  : (all ? differentiate_group<false, true, T> : differentiate_group<false, false, T>);
+        group(p, one, i, k.data + i * k.row, k.row, v.data + i * v.row, v.row);
     }
     if (!holds_back)
-        add_columns_times(k.data + seen.begin * k.row, k.row, da + seen.begin * W, seen.end - seen.begin,
-                          a.d_queries + (h * BLOCK + panel * W) * d, d);
+        add_columns_times(k.data + seen.begin * k.row, k.row, one.da + seen.begin * W, seen.end - seen.begin, a.d_queries + at * d, d);
 }
 
 /* Whether the gradients of a chunk's keys lie side by side, as the products want them. */
@@ -137,30 +157,25 @@ void add_to_keys(const Back<T> &a, const T *tile, const T *rows, int64_t rows_ro
         for (int64_t d = 0; d < size; d++) to[c.key[i] * size + d] += scratch[i * padded + d];
 }
 
-/* The rows of dK and dV that a head adds to, if it adds in place. */
-template <class T> Coming<T> sums_of(const Problem &p, const Back<T> &a, int64_t b, int64_t g, int64_t d, int64_t dv_size) {
-    const Chunk<T> &c = a.chunk;
-    if (!adds_in_place(c, p.D, d) || !adds_in_place(c, p.Dv, dv_size)) return {};
-    const int64_t first = (b * p.G + g) * p.M + c.key[0];
-    return {{{(const T *)p.dk + first * d, d}, {(const T *)p.dv + first * dv_size, dv_size}}, std::min(d, dv_size)};
-}
-
-/* What selection adds to the selecting head's dA. `later` [M] is the sum of dF over later blocks, and is moved on. */
+/* What selection adds to the selecting head's dA, and the soft cap's slope. `later` [M] is the sum of dF over later blocks, and
+ * is moved on, where it is asked for. */
 template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch, T *later) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Chunk<T> &c = a.chunk;
     const T tau = (T)p.tau * LOG2E<T>, cap = (T)p.softcap * LOG2E<T>;
+    T *sums = scratch + 1; /* sums[x]: of the rows from x on; one more at the end, and room for one before */
     for (int64_t i = 0; i < c.count; i++) {
         T carry = later[c.key[i]];
         for (int panel = PANELS<T> - 1; panel >= 0; panel--) {
             if (c.index[i] > a.lanes.panel_row_max[panel]) break; /* after this panel's rows, and all before */
-            const T *df = a.df + panel * TILE<T> + i * W, *logit = a.logit + panel * TILE<T> + i * W;
-            const T *f = a.f + panel * TILE<T> + i * W;
+            const bool masked = a.selected.is_masked(panel, i);
+            if (!masked && !p.softcap) break; /* these rows have not selected the key, nor has any before */
+            const T *df = a.df + panel * TILE<T> + i * W, *logit = a.selected.logit + panel * TILE<T> + i * W;
+            const T *f = a.selected.f + panel * TILE<T> + i * W;
             T *da = a.first_da + panel * TILE<T> + i * W;
             const bool all = sees_all(a.lanes, c, panel, i / ROWS * ROWS);
-            T *sums = scratch + 1; /* sums[x]: of the rows from x on; one more at the end, and room for one before */
             sums[W] = carry;
-            for (int x = 2; x >= 0; x--) {
+            for (int x = 2; masked && x >= 0; x--) {
                 const int64_t lane = panel * W + x * L;
                 const Ints<T> visible = all ? (Ints<T>{} == 0) : sees(a.lanes, c, lane, i);
                 Vector<T> y = load(df + x * L);
@@ -177,9 +192,12 @@ template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch
                 Ints<T> may = all ? (Ints<T>{} == 0) : sees(a.lanes, c, lane, i);
                 /* Where a row does not see the key, the tile may hold anything. */
                 const Vector<T> y = may ? load(logit + x * L) : Vector<T>{};
-                if (!all && p.protect_self) may &= load(a.lanes.row + lane) != splat(c.index[i]);
-                if (p.relu) may &= y > Vector<T>{};
-                Vector<T> found = load(da + x * L) + (may ? load(sums + x * L + (p.shift ? 1 : 0)) * c.selects[i] : Vector<T>{});
+                Vector<T> found = load(da + x * L);
+                if (masked) {
+                    if (!all && p.protect_self) may &= load(a.lanes.row + lane) != splat(c.index[i]);
+                    if (p.relu) may &= y > Vector<T>{};
+                    found += may ? load(sums + x * L + (p.shift ? 1 : 0)) * c.selects[i] : Vector<T>{};
+                }
                 if (p.softcap) found *= 1 - (y / cap) * (y / cap);
                 store(da + x * L, found);
             }
@@ -226,27 +244,49 @@ template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int6
     const Chunk<T> &c = a.chunk;
     const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
     const T *begin = (const T *)p.block_f + (b * block_count(p) + block) * p.M;
-    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, begin, (T *)nullptr, (T *)nullptr, {a.logit, a.f});
-    for (int panel = 0; panel < PANELS<T>; panel++) std::fill_n(a.df + panel * TILE<T>, c.rounded * PANEL<T>, (T)0);
+    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, begin, (T *)nullptr, (T *)nullptr, a.selected);
+    for (int panel = 0; panel < PANELS<T>; panel++)
+        for (int64_t i = 0; i < c.rounded; i += ROWS)
+            if (a.selected.is_masked(panel, i)) std::fill_n(a.df + panel * TILE<T> + i * PANEL<T>, ROWS * PANEL<T>, (T)0);
 }
 
-/* All heads of key-value head g over a chunk, for one block. The first one of a strip asks for the sums that all add to, the
- * last one for what the next head reads. */
-template <class T> void differentiate(const Problem &p, BackStrip<T> &own, Back<T> &a, int64_t b, int64_t g, bool first, bool last,
-                                      int64_t d, int64_t dv_size) {
+/* What is read after head h of key-value head g and block s: the blocks come from the last to the first. */
+template <class T>
+Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d, int64_t dv_size) {
     const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
     const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
+    const Chunk<T> &c = own.blocks[s].chunk;
+    Coming next((blocks - 1 - s) * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
+    ask_for_keys(next, p, k, b, g + 1, c, d), ask_for_keys(next, p, v, b, g + 1, c, dv_size);
+    if (adds_in_place(c, p.D, d) && adds_in_place(c, p.Dv, dv_size)) {
+        const int64_t first = (b * p.G + (g + 1) % p.G) * p.M + c.key[0] + keys_ahead(p, g + 1, c);
+        next.share_of_rows((const T *)p.dk + first * d, d, d, c.count), next.share_of_rows((const T *)p.dv + first * dv_size, dv_size, dv_size, c.count);
+    }
+    const bool last_head = h == (g + 1) * shared - 1, last = last_head && s == 0;
+    const int64_t then = last ? (h + 1) % p.H : last_head ? g * shared : h + 1;
+    const Back<T> &after = own.blocks[last ? blocks - 1 : last_head ? s - 1 : s];
+    next.numbers(after.queries + then * BLOCK * d, BLOCK * d), next.numbers(after.d_queries + then * BLOCK * d, BLOCK * d);
+    next.numbers(after.d_outputs + then * BLOCK * dv_size, BLOCK * dv_size);
+    if (after.lanes.count == BLOCK) {
+        next.rows(in_place<T>(q, b, then, after.lanes.first_row, d), q.stride[2], d, BLOCK);
+        next.rows(in_place<T>(d_out, b, then, after.lanes.first_row, dv_size), d_out.stride[2], dv_size, BLOCK);
+    }
+    return next;
+}
+
+/* All heads of key-value head g over a chunk, for block s. */
+template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t d, int64_t dv_size) {
+    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
+    const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
+    const int64_t shared = p.H / p.G;
+    Back<T> &a = own.blocks[s];
     const Chunk<T> &c = a.chunk;
     const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, own.keys);
     const Gathered<T> values = gather(v, b, g, c.key, c.count, dv_size, own.values);
-    const Coming<T> none{}, next = last ? coming<T>(k, v, b, g + 1, p, c, d, dv_size) : none;
-    const Coming<T> sums = first ? sums_of(p, a, b, g, d, dv_size) : none;
     for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
-        for (int panel = 0; panel < PANELS<T>; panel++) {
-            const Coming<T> &soon = h == g * shared && panel == 0 ? sums : h == g * shared && panel == 1 ? next : none;
-            differentiate_panel(p, own, a, h, panel, keys, values, soon, d, dv_size);
-        }
+        Coming next = coming_back(p, own, b, g, s, blocks, h, d, dv_size);
+        for (int panel = 0; panel < PANELS<T>; panel++) differentiate_panel(p, own, a, h, panel, keys, values, next, d, dv_size);
         const Gathered<T> out_rows = rows_of(d_out, b, h, a.lanes, dv_size, own.d_output_rows);
         add_to_keys(a, own.weights, out_rows.data, out_rows.row, own.dv, dv_size, (T *)p.dv + (b * p.G + g) * p.M * p.Dv, p.Dv);
         if (h == p.selecting) continue;
@@ -290,7 +330,7 @@ template <class T> void backward_chunk(const Problem &p, BackStrip<T> &own, cons
     }
     for (int64_t g = 0; g < p.G; g++)
         for (int64_t s = blocks - 1; s >= 0; s--)
-            if (own.blocks[s].chunk.count) differentiate(p, own, own.blocks[s], b, g, s == blocks - 1, s == 0, d, dv_size);
+            if (own.blocks[s].chunk.count) differentiate(p, own, b, g, s, blocks, d, dv_size);
     for (int64_t s = blocks - 1; s >= 0 && p.selecting >= 0; s--) {
         if (!own.blocks[s].chunk.count) continue;
         select_backward(p, own.blocks[s], own.later, later);

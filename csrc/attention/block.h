@@ -61,16 +61,15 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
     }
 }
 
-/* Keys and values that are read after those of key-value head g - 1, where they need not be gathered: of the same chunk for
- * head g, or after the last head of the keys behind the chunk for head 0. */
-template <class T>
-Coming<T> coming(const Rows &k, const Rows &v, int64_t b, int64_t g, const Problem &p, const Chunk<T> &c, int64_t d, int64_t dv) {
-    const int64_t ahead = g < p.G ? 0 : c.count;
-    if (c.key[0] + ahead + c.count > p.M) return {};
-    Coming<T> found{{neighbours<T>(k, b, g % p.G, c.key, c.count, d), neighbours<T>(v, b, g % p.G, c.key, c.count, dv)}, std::min(d, dv)};
-    for (Gathered<T> &x : found.rows)
-        if (x.data) x.data += ahead * x.row;
-    return found;
+/* How far behind a chunk's keys those lie that come with key-value head g: after the last head, head 0 goes on with the keys
+ * behind the chunk, if there are enough. */
+template <class T> int64_t keys_ahead(const Problem &p, int64_t g, const Chunk<T> &c) {
+    return g < p.G || c.key[0] + 2 * c.count > p.M ? 0 : c.count;
+}
+/* Keys (or values) of key-value head g, where they need not be gathered. */
+template <class T> void ask_for_keys(Coming &next, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c, int64_t padded) {
+    const Gathered<T> found = neighbours<T>(x, b, g % p.G, c.key, c.count, padded);
+    if (found.data) next.share_of_rows(found.data + keys_ahead(p, g, c) * found.row, found.row, padded, c.count);
 }
 
 /* The groups of a chunk that a panel sees: begin <= i < end, multiples of ROWS. */
@@ -110,28 +109,55 @@ template <class T> INLINE Vector<T> capped(Vector<T> x, T cap) {
 /* Numbers of one panel of a tile. */
 template <class T> constexpr int64_t TILE = (CHUNK + 1) * PANEL<T>;
 
-/* What selection keeps of a block and chunk while the heads go over it; all are tiles [panel][CHUNK + 1][PANEL]. */
+/* What selection keeps of a block and chunk while the heads go over it: tiles [panel][CHUNK + 1][PANEL]. */
 template <class T> struct Selected {
     T *logit; /* of the selecting head, base 2, before F and masks */
-    T *f;     /* base 2; one number more than the tile, see below */
+    T *f;     /* base 2; one number more than the tile, see below. Written where `masked` says so, and 0 elsewhere. */
+    /* Of ROWS keys each: whether some row of the panel, or one before it, may have selected one of them. */
+    bool masked[BLOCK / (3 * LANES<T>)][(CHUNK + GROUP) / ROWS];
+
+    void take(Memory &m) {
+        for (T **tile : {&logit, &f}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+    }
+    bool is_masked(int panel, int64_t i) const { return masked[panel][i / ROWS]; }
 };
+
+/* Whether some logit of ROWS keys is positive, or not a number. */
+template <class T> INLINE bool any_selects(const Vector<T> (&logit)[ROWS][3]) {
+    Ints<T> is{};
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int v = 0; v < 3; v++) is |= ~(logit[r][v] <= Vector<T>{});
+    return any<T>(is);
+}
 
 /* F of the block's rows for the keys of a chunk: f[i] = state + sum over earlier rows of S, S = strength * relu(logit).
  * `begin` [M] is F at the first row of the block, `end` [M] becomes that of the next block, unless it is null. */
 template <class T>
 void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Gathered<T> &k, const T *queries, int64_t padded,
-            const T *begin, T *end, T *memory, const Selected<T> &to) {
+            const T *begin, T *end, T *memory, Selected<T> &to) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>, tau = (T)p.tau * LOG2E<T>;
     for (int64_t i = 0; i < c.rounded; i += ROWS) {
         T carry[ROWS];
-        for (int r = 0; r < ROWS; r++) carry[r] = i + r < c.count ? begin[c.key[i + r]] : 0;
+        bool masked = !p.relu; /* without relu a sum may be 0 and its parts not */
+        for (int r = 0; r < ROWS; r++) {
+            carry[r] = i + r < c.count ? begin[c.key[i + r]] : 0;
+            masked = masked || carry[r] != 0;
+        }
         for (int panel = 0; panel < PANELS<T>; panel++) {
             T *logit = to.logit + panel * TILE<T> + i * W, *f = to.f + panel * TILE<T> + i * W;
+            to.masked[panel][i / ROWS] = masked;
             /* Keys after all of the panel's rows, or a panel of padding. */
             if (c.index[i] > lanes.panel_row_max[panel] || lanes.panel_low_min[panel] > c.index[i + ROWS - 1]) continue;
             Vector<T> sum[ROWS][3];
             times_rows(k.data + i * k.row, k.row, queries + panel * padded * W, p.D, sum);
+            UNROLLED for (int r = 0; r < ROWS; r++)
+                UNROLLED for (int v = 0; v < 3; v++) {
+                    if (p.softcap) sum[r][v] = capped<T>(sum[r][v], cap);
+                    store(logit + r * W + v * L, sum[r][v]);
+                }
+            if (!masked && !any_selects<T>(sum)) continue;
+            to.masked[panel][i / ROWS] = masked = true;
             const bool all = sees_all(lanes, c, panel, i);
             for (int r = 0; r < ROWS; r++) {
                 Vector<T> before = splat(carry[r]);
@@ -139,9 +165,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
                 if (p.shift) row[0] = carry[r];
                 for (int v = 0; v < 3; v++) {
                     const int64_t lane = panel * W + v * L;
-                    Vector<T> x = sum[r][v];
-                    if (p.softcap) x = capped<T>(x, cap);
-                    store(logit + r * W + v * L, x);
+                    const Vector<T> x = load(logit + r * W + v * L);
                     Vector<T> s = p.relu ? larger<T>(Vector<T>{}, x) : x; /* in this order NaN stays NaN */
                     s *= c.selects[i + r];
                     if (!all) {
@@ -157,7 +181,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
                 carry[r] = before[0];
             }
         }
-        if (end)
+        if (end && masked)
             for (int r = 0; r < ROWS; r++)
                 if (i + r < c.count) end[c.key[i + r]] = carry[r];
     }
@@ -168,7 +192,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
             const int64_t lane = panel * W + v * L;
             Vector<T> total{}; /* of this chunk: short sums round less than one long one */
             for (int64_t i = seen.begin; i < seen.end; i++) {
-                const Vector<T> f = load(to.f + panel * TILE<T> + i * W + v * L);
+                const Vector<T> f = to.is_masked(panel, i) ? load(to.f + panel * TILE<T> + i * W + v * L) : Vector<T>{};
                 const Vector<T> kept = 1 - (f < splat(tau) ? f : splat(tau)) / tau;
                 total += sees(lanes, c, lane, i) ? kept : Vector<T>{};
             }

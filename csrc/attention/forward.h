@@ -5,14 +5,14 @@
  */
 template <class T> struct Ahead { /* what a thread keeps of a block of queries */
     T *queries, *output, *top, *total, *memory; /* of all heads, but for memory */
-    T *logit, *f;                               /* of one chunk */
+    Selected<T> selected;                       /* of one chunk */
     Lanes<T> lanes;
     Chunk<T> chunk;
 
     void take(Memory &m, const Problem &p, int64_t d, int64_t dv) {
         queries = m.take<T>(p.H * BLOCK * d), output = m.take<T>(p.H * BLOCK * dv);
         top = m.take<T>(p.H * BLOCK), total = m.take<T>(p.H * BLOCK), memory = m.take<T>(BLOCK);
-        for (T **tile : {&logit, &f}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
+        selected.take(m);
     }
     void begin(const Problem &p, int64_t b, int64_t block, int64_t d, int64_t dv) {
         const Rows q{p.q, p.q_stride, p.D, p.dtype};
@@ -40,16 +40,33 @@ template <class T> struct AheadStrip { /* what a thread needs of its own */
     }
 };
 
+/* Logits - F of ROWS keys for one panel, and their largest for each query. */
+template <bool MASKED_BY_F, bool ALL, class T>
+INLINE void shift_group(const Lanes<T> &lanes, const Chunk<T> &c, int panel, int64_t i, const T *f, const Vector<T> (&logit)[ROWS][3],
+                        T *tile, Vector<T> (&most)[3]) {
+    constexpr int L = LANES<T>, W = PANEL<T>;
+    UNROLLED for (int r = 0; r < ROWS; r++)
+        UNROLLED for (int v = 0; v < 3; v++) {
+            Vector<T> x = logit[r][v];
+            if (MASKED_BY_F) x -= load(f + (i + r) * W + v * L);
+            if (!ALL) x = sees(lanes, c, panel * W + v * L, i + r) ? x : splat(MASKED<T>);
+            most[v] = larger<T>(x, most[v]);
+            store(tile + (i + r) * W + v * L, x);
+        }
+}
+
 /* Logits - F of one panel for the keys of a chunk, and their largest for each query. */
 template <class T>
 void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, int panel, Range seen, const Gathered<T> &k,
-                    const T *queries, const T *known, const T *f, const Coming<T> &next, T *tile, Vector<T> (&most)[3]) {
+                    const T *queries, const Selected<T> &selected, bool is_selecting, Coming &next, T *tile,
+                    Vector<T> (&most)[3]) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
+    const T *known = selected.logit + panel * TILE<T>, *f = selected.f + panel * TILE<T>;
     for (int64_t i = seen.begin; i < seen.end; i += ROWS) {
         Vector<T> sum[ROWS][3];
-        next.ask_for(i);
-        if (known) {
+        next.ask();
+        if (is_selecting) {
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < 3; v++) sum[r][v] = load(known + (i + r) * W + v * L);
         } else {
@@ -58,32 +75,26 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
                 for (int r = 0; r < ROWS; r++)
                     for (int v = 0; v < 3; v++) sum[r][v] = capped<T>(sum[r][v], cap);
         }
-        const bool all = sees_all(lanes, c, panel, i);
-        for (int r = 0; r < ROWS; r++)
-            for (int v = 0; v < 3; v++) {
-                Vector<T> x = sum[r][v];
-                if (f) x -= load(f + (i + r) * W + v * L);
-                if (!all) x = sees(lanes, c, panel * W + v * L, i + r) ? x : splat(MASKED<T>);
-                most[v] = larger<T>(x, most[v]);
-                store(tile + (i + r) * W + v * L, x);
-            }
+        const bool masked = p.selecting >= 0 && selected.is_masked(panel, i), all = sees_all(lanes, c, panel, i);
+        if (masked)
+            all ? shift_group<true, true>(lanes, c, panel, i, f, sum, tile, most) : shift_group<true, false>(lanes, c, panel, i, f, sum, tile, most);
+        else
+            all ? shift_group<false, true>(lanes, c, panel, i, f, sum, tile, most) : shift_group<false, false>(lanes, c, panel, i, f, sum, tile, most);
     }
 }
 
 /* One panel of one head over one chunk: the softmax so far. */
 template <class T>
 void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
-                  const Coming<T> &next, int64_t d, int64_t dv) {
+                  Coming &next, int64_t d, int64_t dv) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
     if (seen.begin == seen.end) return;
     T *top = a.top + h * BLOCK + panel * W, *total = a.total + h * BLOCK + panel * W;
     T *output = a.output + (h * BLOCK + panel * W) * dv;
-    const bool selects = p.selecting >= 0;
     Vector<T> most[3], factor[3], sum[3];
     for (int i = 0; i < 3; i++) most[i] = load(top + i * L);
-    shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d,
-                   h == p.selecting ? a.logit + panel * TILE<T> : nullptr, selects ? a.f + panel * TILE<T> : nullptr, next,
+    shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d, a.selected, h == p.selecting, next,
                    tile, most);
     bool moves = false;
     for (int i = 0; i < 3; i++) {
@@ -176,7 +187,7 @@ void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t blo
     }
     const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
     select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, state, state, p.memory ? a.memory : nullptr,
-           {a.logit, a.f});
+           a.selected);
 }
 
 template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *states,
@@ -207,11 +218,16 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
                 if (!a.chunk.count) continue;
                 const Gathered<T> keys = gather(k, b, g, a.chunk.key, a.chunk.count, d, own.keys);
                 const Gathered<T> values = gather(v, b, g, a.chunk.key, a.chunk.count, dv, own.values);
-                const Coming<T> none{}, next = s == blocks - 1 ? coming<T>(k, v, b, g + 1, p, a.chunk, d, dv) : none;
-                for (int64_t h = g * shared; h < (g + 1) * shared; h++)
-                    for (int panel = 0; panel < PANELS<T>; panel++)
-                        attend_panel(p, a, own.tile, h, panel, keys, values, h == g * shared && panel == PANELS<T> - 1 ? next : none,
-                                     d, dv);
+                for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
+                    const bool last_head = h == (g + 1) * shared - 1, last = last_head && s == blocks - 1;
+                    const int64_t next_h = last ? (h + 1) % p.H : last_head ? g * shared : h + 1;
+                    const Ahead<T> &after = own.blocks[last ? 0 : last_head ? s + 1 : s];
+                    Coming next(s * shared + h - g * shared, blocks * shared, PANELS<T> * a.chunk.rounded / ROWS);
+                    ask_for_keys(next, p, k, b, g + 1, a.chunk, d), ask_for_keys(next, p, v, b, g + 1, a.chunk, dv);
+                    next.numbers(after.queries + next_h * BLOCK * d, BLOCK * d);
+                    next.numbers(after.output + next_h * BLOCK * dv, BLOCK * dv);
+                    for (int panel = 0; panel < PANELS<T>; panel++) attend_panel(p, a, own.tile, h, panel, keys, values, next, d, dv);
+                }
             }
     }
     /* Also where this strip sees nothing (padding), those before it may not be overtaken. */

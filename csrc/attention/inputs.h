@@ -89,15 +89,3 @@ Gathered<T> gather(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int
     }
     return {buffer, padded};
 }
-
-/* Rows of a tensor that come next: asked for while others are computed with, because those of a long context are far away. */
-template <class T> struct Coming {
-    Gathered<T> rows[2];
-    int64_t size; /* numbers of a row */
-    void ask_for(int64_t from) const {
-        for (const Gathered<T> &x : rows)
-            if (x.data)
-                for (int64_t r = from; r < from + ROWS; r++)
-                    for (int64_t d = 0; d < size; d += 64 / sizeof(T)) __builtin_prefetch(x.data + r * x.row + d, 0, 2);
-    }
-};

@@ -26,6 +26,10 @@ template <class T> INLINE Vector<T> load(const T *p) {
 }
 template <class T> INLINE void store(T *p, Vector<T> v) { __builtin_memcpy(p, &v, sizeof v); }
 template <class T> INLINE Vector<T> splat(T x) { return Vector<T>{} + x; }
+template <class T> INLINE bool any(Ints<T> is) { /* lanes are 0 or -1 */
+    for (int lane = 1; lane < LANES<T>; lane++) is[0] |= is[lane];
+    return is[0];
+}
 template <class T> INLINE Vector<T> larger(Vector<T> a, Vector<T> b) { return a > b ? a : b; }
 
 /* 2^x for x <= 0 or a little above: 2^round(x) by the exponent's bits, the rest by a polynomial of relative error 2e-9.
