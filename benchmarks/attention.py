@@ -6,7 +6,7 @@ Run it on a quiet machine: threads wait for each other, so a second busy process
     nothing      nothing is ever forgotten: the most work that there can be, all backends
     random       random inputs, where columns die
     peers        the paper's pseudo-code, and x-transformers' attention layer beside one of ours with its weights
-    threads      what the second thread gains, and how time grows from N = 4,096 to 16,384
+    threads      what the second thread gains
     memory       the highest resident memory of a process that runs forward and backward once, less that of an idle one
 """
 
@@ -81,39 +81,31 @@ def peers(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def threads(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of ours and of the rival with 1 and 2 threads, and at 4 times the length; all of it in turn.
+def threads(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Seconds of ours and of the rival with 1 and 2 threads, in turn.
 
-    A neighbour on the machine makes a call slower and never faster, and spoils a long one more surely than a short one:
-    beside the medians stand the fastest calls.
+    A neighbour on the machine makes a call slower and never faster: beside the medians stand the fastest calls.
     """
-    short, long = (_bench.inputs(n, SHAPE, False, args.seed) for n in (4096, 16_384))
-    settings = {"one thread": (1, short), "two threads": (2, short), "16,384 tokens": (2, long)}
+    tensors = _bench.inputs(n, SHAPE, False, args.seed)
     rows = []
-    table = Table("", "flash", "cpu", "cpu / flash", "fastest", title="second thread, and 4 times the length")
+    table = Table("", "flash", "cpu", "cpu / flash", "fastest", title=f"what the second thread gains, N = {n:,}")
     for backward in (False, True):
 
-        def call(name: str, what: str, backward=backward) -> None:
-            count, tensors = settings[what]
+        def call(name: str, count: int, backward=backward) -> None:
             torch.set_num_threads(count)
             _bench.run(name, tensors, backward)
 
-        pairs = [(name, what) for what in settings for name in (RIVAL, "cpu")]
-        times = seconds({pair: partial(call, *pair) for pair in pairs}, args.repeats_long)
+        pairs = [(name, count) for count in (1, 2) for name in (RIVAL, "cpu")]
+        times = seconds({pair: partial(call, *pair) for pair in pairs}, args.repeats_threads)
         found, fastest = ({pair: of_all(each) for pair, each in times.items()} for of_all in (statistics.median, min))
-        for what, (count, tensors) in settings.items():
-            each = {name: found[name, what] for name in (RIVAL, "cpu")}
-            row = {"threads": count, "n": tensors[0].shape[2], "backward": backward, **each}
-            row["fastest"] = {name: fastest[name, what] for name in (RIVAL, "cpu")}
+        for count in (1, 2):
+            each = {name: found[name, count] for name in (RIVAL, "cpu")}
+            row = {"threads": count, "n": n, "backward": backward, **each}
+            row["fastest"] = {name: fastest[name, count] for name in (RIVAL, "cpu")}
             rows.append({**row, "ratio": each["cpu"] / each[RIVAL]})
-        kind = "forward + backward" if backward else "forward"
-        for what, over, under in (
-            ("second thread", "one thread", "two threads"),
-            ("16,384 / 4,096", "16,384 tokens", "two threads"),
-        ):
-            ratios, at_best = ([x[name, over] / x[name, under] for name in (RIVAL, "cpu")] for x in (found, fastest))
-            shown = (*(f"{x:.2f}" for x in ratios), f"{ratios[1] / ratios[0]:.3f}", f"{at_best[1] / at_best[0]:.3f}")
-            table.add_row(f"{kind}: {what}", *shown)
+        gains, at_best = ([x[name, 1] / x[name, 2] for name in (RIVAL, "cpu")] for x in (found, fastest))
+        shown = (*(f"{x:.2f}" for x in gains), f"{gains[1] / gains[0]:.3f}", f"{at_best[1] / at_best[0]:.3f}")
+        table.add_row("forward + backward" if backward else "forward", *shown)
     Console().print(table)
     return rows
 
@@ -153,7 +145,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, nargs="+", default=[512, 1024, 2048, 4096])
     parser.add_argument("--long", type=int, default=16_384, help="N of the memory")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--repeats-long", type=int, default=5, help="of the part 'threads', which takes some minutes")
+    parser.add_argument("--repeats-threads", type=int, default=21, help="of the part 'threads'")
     parser.add_argument("--reference-up-to", type=int, default=2048, help="the reference's N x N matrices get slow")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/attention.json")
@@ -174,7 +166,7 @@ def main() -> None:
         elif part == "peers":
             found[part] = peers(2048, args)
         elif part == "threads":
-            found[part] = threads(args)
+            found[part] = threads(4096, args)
         else:
             found[part] = memory(args.long, args)
     print(records.write_record(args.out, found, seed=args.seed))

@@ -69,7 +69,8 @@ template <class T> struct BackPanel { /* one panel of one head over a chunk */
 /* ROWS keys of a panel: weights and dA into their tiles, and dF. Where F is 0 for all rows, no row before has selected the
  * key, so that nobody asks for dF. */
 template <bool MASKED_BY_F, bool ALL, class T>
-void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v, int64_t v_row) {
+void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v,
+                         int64_t v_row) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
     Vector<T> sum[ROWS][3], slope[ROWS][3], lse[3], delta[3];
@@ -132,7 +133,8 @@ void differentiate_panel(const Problem &p, const BackStrip<T> &own, Back<T> &a, 
         group(p, one, i, k.data + i * k.row, k.row, v.data + i * v.row, v.row);
     }
     if (!holds_back)
-        add_columns_times(k.data + seen.begin * k.row, k.row, one.da + seen.begin * W, seen.end - seen.begin, a.d_queries + at * d, d);
+        add_columns_times(k.data + seen.begin * k.row, k.row, one.da + seen.begin * W, seen.end - seen.begin,
+                          a.d_queries + at * d, d);
 }
 
 /* Whether the gradients of a chunk's keys lie side by side, as the products want them. */
@@ -252,7 +254,8 @@ template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int6
 
 /* What is read after head h of key-value head g and block s: the blocks come from the last to the first. */
 template <class T>
-Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d, int64_t dv_size) {
+Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h,
+                   int64_t d, int64_t dv_size) {
     const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
     const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
@@ -261,7 +264,8 @@ Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t
     ask_for_keys(next, p, k, b, g + 1, c, d), ask_for_keys(next, p, v, b, g + 1, c, dv_size);
     if (adds_in_place(c, p.D, d) && adds_in_place(c, p.Dv, dv_size)) {
         const int64_t first = (b * p.G + (g + 1) % p.G) * p.M + c.key[0] + keys_ahead(p, g + 1, c);
-        next.share_of_rows((const T *)p.dk + first * d, d, d, c.count), next.share_of_rows((const T *)p.dv + first * dv_size, dv_size, dv_size, c.count);
+        next.share_of_rows((const T *)p.dk + first * d, d, d, c.count);
+        next.share_of_rows((const T *)p.dv + first * dv_size, dv_size, dv_size, c.count);
     }
     const bool last_head = h == (g + 1) * shared - 1, last = last_head && s == 0;
     const int64_t then = last ? (h + 1) % p.H : last_head ? g * shared : h + 1;
@@ -276,7 +280,8 @@ Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t
 }
 
 /* All heads of key-value head g over a chunk, for block s. */
-template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t d, int64_t dv_size) {
+template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks,
+                                      int64_t d, int64_t dv_size) {
     const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
     const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;

@@ -67,7 +67,8 @@ template <class T> int64_t keys_ahead(const Problem &p, int64_t g, const Chunk<T
     return g < p.G || c.key[0] + 2 * c.count > p.M ? 0 : c.count;
 }
 /* Keys (or values) of key-value head g, where they need not be gathered. */
-template <class T> void ask_for_keys(Coming &next, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c, int64_t padded) {
+template <class T>
+void ask_for_keys(Coming &next, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c, int64_t padded) {
     const Gathered<T> found = neighbours<T>(x, b, g % p.G, c.key, c.count, padded);
     if (found.data) next.share_of_rows(found.data + keys_ahead(p, g, c) * found.row, found.row, padded, c.count);
 }
@@ -114,7 +115,7 @@ template <class T> struct Selected {
     T *logit; /* of the selecting head, base 2, before F and masks */
     T *f;     /* base 2; one number more than the tile, see below. Written where `masked` says so, and 0 elsewhere. */
     /* Of ROWS keys each: whether some row of the panel, or one before it, may have selected one of them. */
-    bool masked[BLOCK / (3 * LANES<T>)][(CHUNK + GROUP) / ROWS];
+    bool masked[PANELS<T>][(CHUNK + GROUP) / ROWS];
 
     void take(Memory &m) {
         for (T **tile : {&logit, &f}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);

@@ -14,7 +14,8 @@ class Coming {
     Coming(int64_t turn, int64_t turns, int64_t calls) : turn(turn), turns(turns), calls(std::max<int64_t>(calls, 1)) {}
 
     template <class T> void rows(const T *at, int64_t row, int64_t size, int64_t n) {
-        if (at && n > 0) streams[count++] = {(const char *)at, row * (int64_t)sizeof(T), size * (int64_t)sizeof(T), n, (n + calls - 1) / calls};
+        constexpr int64_t bytes = sizeof(T);
+        if (at && n > 0) streams[count++] = {(const char *)at, row * bytes, size * bytes, n, (n + calls - 1) / calls};
     }
     /* Numbers that lie side by side. */
     template <class T> void numbers(const T *at, int64_t n) {
@@ -26,6 +27,7 @@ class Coming {
         const int64_t begin = n * turn / turns, end = n * (turn + 1) / turns;
         if (at) rows(at + begin * row, row, size, end - begin);
     }
+    /* Not inline: the products around it would get fewer registers. */
     __attribute__((noinline)) void ask() {
         for (int i = 0; i < count; i++) {
             Stream &x = streams[i];

@@ -42,8 +42,8 @@ template <class T> struct AheadStrip { /* what a thread needs of its own */
 
 /* Logits - F of ROWS keys for one panel, and their largest for each query. */
 template <bool MASKED_BY_F, bool ALL, class T>
-INLINE void shift_group(const Lanes<T> &lanes, const Chunk<T> &c, int panel, int64_t i, const T *f, const Vector<T> (&logit)[ROWS][3],
-                        T *tile, Vector<T> (&most)[3]) {
+INLINE void shift_group(const Lanes<T> &lanes, const Chunk<T> &c, int panel, int64_t i, const T *f,
+                        const Vector<T> (&logit)[ROWS][3], T *tile, Vector<T> (&most)[3]) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     UNROLLED for (int r = 0; r < ROWS; r++)
         UNROLLED for (int v = 0; v < 3; v++) {
@@ -76,10 +76,14 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
                     for (int v = 0; v < 3; v++) sum[r][v] = capped<T>(sum[r][v], cap);
         }
         const bool masked = p.selecting >= 0 && selected.is_masked(panel, i), all = sees_all(lanes, c, panel, i);
-        if (masked)
-            all ? shift_group<true, true>(lanes, c, panel, i, f, sum, tile, most) : shift_group<true, false>(lanes, c, panel, i, f, sum, tile, most);
+        if (masked && all)
+            shift_group<true, true>(lanes, c, panel, i, f, sum, tile, most);
+        else if (masked)
+            shift_group<true, false>(lanes, c, panel, i, f, sum, tile, most);
+        else if (all)
+            shift_group<false, true>(lanes, c, panel, i, f, sum, tile, most);
         else
-            all ? shift_group<false, true>(lanes, c, panel, i, f, sum, tile, most) : shift_group<false, false>(lanes, c, panel, i, f, sum, tile, most);
+            shift_group<false, false>(lanes, c, panel, i, f, sum, tile, most);
     }
 }
 
@@ -94,8 +98,8 @@ void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, 
     T *output = a.output + (h * BLOCK + panel * W) * dv;
     Vector<T> most[3], factor[3], sum[3];
     for (int i = 0; i < 3; i++) most[i] = load(top + i * L);
-    shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d, a.selected, h == p.selecting, next,
-                   tile, most);
+    shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d, a.selected,
+                   h == p.selecting, next, tile, most);
     bool moves = false;
     for (int i = 0; i < 3; i++) {
         const Vector<T> before = load(top + i * L);
@@ -226,7 +230,8 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
                     ask_for_keys(next, p, k, b, g + 1, a.chunk, d), ask_for_keys(next, p, v, b, g + 1, a.chunk, dv);
                     next.numbers(after.queries + next_h * BLOCK * d, BLOCK * d);
                     next.numbers(after.output + next_h * BLOCK * dv, BLOCK * dv);
-                    for (int panel = 0; panel < PANELS<T>; panel++) attend_panel(p, a, own.tile, h, panel, keys, values, next, d, dv);
+                    for (int panel = 0; panel < PANELS<T>; panel++)
+                        attend_panel(p, a, own.tile, h, panel, keys, values, next, d, dv);
                 }
             }
     }

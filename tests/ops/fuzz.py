@@ -63,7 +63,7 @@ def numbers(chance, kind, shape, dtype, tensor):
     elif kind == "equal":
         x = torch.full_like(x, chance.choice((-1.0, -0.0, 0.3, 2.0)))
     elif kind == "equal rows":
-        x = x[:, :, :1].expand(shape)
+        x = x[:, :, :1].expand(shape).clone()
     elif kind == "zeros":
         x = torch.where(x > 0, 0.0, -0.0) if chance.random() < 0.5 else x.sign() * (x.abs() > 0.5)
     elif kind == "denormal":
@@ -72,6 +72,16 @@ def numbers(chance, kind, shape, dtype, tensor):
         which = torch.randint(0, 5, shape, generator=tensor)
         x = torch.stack([x, 30 * x, 1e-6 * x, smallest * x, torch.where(x > 0, 0.0, -0.0)]).gather(0, which[None])[0]
     return x.to(dtype)
+
+
+def select_rarely(chance, tensor, query, key):
+    """Change the selecting head's numbers so that most logits are negative: by chance, those of a whole tile never are.
+
+    Some queries select all keys before them, and some keys are selected by all the others.
+    """
+    for x, sign in ((query, -1), (key, 1)):
+        rare = torch.rand(x.shape[:2], generator=tensor) < chance.choice((0.0, 0.005, 0.05))
+        x.copy_(sign * torch.where(rare, -1, 1)[..., None] * x.abs())
 
 
 def laid_out(chance, x):
@@ -120,10 +130,14 @@ def draw(seed):
 
     kinds = tuple(chance.choice(VALUES) for _ in range(4))
     shapes = {"query": (G * shared, N, D), "key": (G, M, D), "value": (G, M, Dv)}
-    inputs = {
-        name: laid_out(chance, numbers(chance, kind, (B, *shape), dtype, tensor))
+    head = chance.randrange(G * shared)
+    drawn = {
+        name: numbers(chance, kind, (B, *shape), dtype, tensor)
         for (name, shape), kind in zip(shapes.items(), kinds, strict=False)
     }
+    if chance.random() < 0.3:
+        select_rarely(chance, tensor, drawn["query"][:, head], drawn["key"][:, head // shared])
+    inputs = {name: laid_out(chance, x) for name, x in drawn.items()}
     if past:
         state = torch.rand(B, 1, past, generator=tensor, dtype=torch.float64) * chance.choice((0.0, 1.0, 50.0))
         inputs["state"] = state.to(torch.promote_types(dtype, torch.float32))
@@ -131,7 +145,7 @@ def draw(seed):
     small = 2.0**-24 if dtype != torch.float64 else 2.0**-60
     options = {
         "enable_gqa": True,
-        "selection": Selection(chance.randrange(G * shared), *(chance.choice(on) for _ in range(4))),
+        "selection": Selection(head, *(chance.choice(on) for _ in range(4))),
         "sequences": some_sequences(chance, tensor, B, M),
         "scale": chance.choice((None, None, 1.0, -0.3)),
         "softcap": chance.choice((None, None, None, 2.0, 50.0)),
@@ -198,13 +212,20 @@ def rounding_of_memory(example, r, F):
     return eps * keys**1.5 + (of_f * (F < r.tau)).sum(-1).max()
 
 
+def rounding_of_f(example, F):
+    """What rounding may do to F, a sum over rows."""
+    return exact(example.dtype).eps * F.shape[-2] ** 0.5 * F.abs()
+
+
 def rounding_of_weights(example, r, F, weights):
     """What rounding may do to each weight: eps of the exponents, which may be large, and as much of the log-sum-exp."""
     key = r.key.repeat_interleave(r.query.shape[1] // r.key.shape[1], 1)
     logits = r.scale * (r.query @ key.mT)
     logits = logits if r.softcap is None else r.softcap * (logits / r.softcap).tanh()
-    top = (logits - F.unsqueeze(1)).gather(-1, weights.argmax(-1, keepdim=True)).abs()
-    return 4 * exact(example.dtype).eps * (1 + top) * weights
+    most = weights.argmax(-1, keepdim=True)
+    top = (logits - F.unsqueeze(1)).gather(-1, most).abs()
+    of_f = rounding_of_f(example, F).unsqueeze(1).expand_as(weights)
+    return (4 * exact(example.dtype).eps * (1 + top) + of_f + of_f.gather(-1, most)) * weights
 
 
 def rounding_of_output(example, r, F, weights):
@@ -269,6 +290,7 @@ def check(seed):
     upstream = {name: x.double() for name, x in example.upstream.items()}
     floor = rounding(example, request, F, whole.weights) if upstream else {}
     floor["memory"] = rounding_of_memory(example, request, F)
+    floor["state"] = rounding_of_f(example, F).max()
     floor["output"] = rounding_of_output(example, request, F, whole.weights)
     truth = run(in_fp64, example.options, upstream, "reference")
     plain = run(example.inputs, example.options, example.upstream, "reference")
