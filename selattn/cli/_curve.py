@@ -170,10 +170,12 @@ def measure_line(
 def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> dict[str, Any]:
     """A record to which these are to be added."""
     from selattn.records import read_record
+    from selattn.report.seeds import merge_curves
 
     found = read_record(file)
     if "curves" not in found or "records" in found:
         raise SelattnError(f"{file} is not a record of 'selattn eval --curve'")
+    merge_curves({str(file): found})  # reads all of it: half a record is refused before anything is measured
     if baseline is not None:
         raise SelattnError(f"{file} says what the baseline is: leave --baseline out")
     for name in {curve.name for curve in curves} & {curve["name"] for curve in found["curves"]}:

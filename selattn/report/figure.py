@@ -21,7 +21,10 @@ def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.
     from matplotlib.figure import Figure
 
     path = Path(path)
-    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}):
+    # Names are no formulas: they may have dollar signs.
+    with matplotlib.rc_context(
+        {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "text.parse_math": False}
+    ):
         figure = Figure(figsize=(width, height), layout="constrained")
         canvas = FigureCanvasAgg(figure)
         if path.suffix.lstrip(".") not in canvas.get_supported_filetypes():

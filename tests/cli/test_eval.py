@@ -134,6 +134,10 @@ def test_a_record_is_extended(capsys):
         assert main(words) == 2
         assert says in capsys.readouterr().err
         assert Path("extended.json").read_text() == first
+    half = {name: value for name, value in json.loads(first).items() if name != "baseline"}
+    Path("half.json").write_text(json.dumps(half))
+    assert main(["eval", "two=second", "--curve", "--extend", "half.json", *TEXT]) == 2
+    assert "half.json is not a whole record of 'selattn eval --curve'" in capsys.readouterr().err
     assert main([*more, *TEXT]) == 0
     got, want, before = (
         json.loads(x) for x in (Path("extended.json").read_text(), Path("at-once.json").read_text(), first)

@@ -57,6 +57,13 @@ def test_the_axes_are_plain_numbers(tmp_path):
     assert not any("times" in word or "^" in word for word in found)
 
 
+def test_a_name_is_no_formula(tmp_path):
+    curves = record(2.0, 2.05, 2.4)
+    curves["curves"][0]["name"] = r"$\half$ of it"
+    draw_tradeoff(tmp_path / "curve.svg", curves)
+    assert r"$\half$ of it" in words((tmp_path / "curve.svg").read_text())
+
+
 def test_several_seeds_have_a_band(tmp_path):
     plain, seeds = record(2.0, 2.05, 2.4), record(2.0, 2.05, 2.4)
     for point in seeds["curves"][0]["points"]:
