@@ -67,7 +67,7 @@ template <class T> struct BackPanel { /* one panel of one head over a chunk */
 };
 
 /* ROWS keys of a panel: weights and dA into their tiles, and dF. Where F is 0 for all rows, no row before has selected the
- * key, so that nobody asks for dF. */
+ * key, so that nobody asks for dF. (Or the logit was so near 0 that strength times it is no number above 0.) */
 template <bool MASKED_BY_F, bool ALL, class T>
 void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v,
                          int64_t v_row) {
@@ -267,14 +267,14 @@ Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t
         next.share_of_rows((const T *)p.dk + first * d, d, d, c.count);
         next.share_of_rows((const T *)p.dv + first * dv_size, dv_size, dv_size, c.count);
     }
-    const bool last_head = h == (g + 1) * shared - 1, last = last_head && s == 0;
-    const int64_t then = last ? (h + 1) % p.H : last_head ? g * shared : h + 1;
-    const Back<T> &after = own.blocks[last ? blocks - 1 : last_head ? s - 1 : s];
-    next.numbers(after.queries + then * BLOCK * d, BLOCK * d), next.numbers(after.d_queries + then * BLOCK * d, BLOCK * d);
-    next.numbers(after.d_outputs + then * BLOCK * dv_size, BLOCK * dv_size);
+    const Turn then = turn_after(p, {blocks - 1 - s, h}, blocks);
+    const Back<T> &after = own.blocks[blocks - 1 - then.number];
+    const int64_t at = then.head * BLOCK;
+    next.numbers(after.queries + at * d, BLOCK * d), next.numbers(after.d_queries + at * d, BLOCK * d);
+    next.numbers(after.d_outputs + at * dv_size, BLOCK * dv_size);
     if (after.lanes.count == BLOCK) {
-        next.rows(in_place<T>(q, b, then, after.lanes.first_row, d), q.stride[2], d, BLOCK);
-        next.rows(in_place<T>(d_out, b, then, after.lanes.first_row, dv_size), d_out.stride[2], dv_size, BLOCK);
+        next.rows(in_place<T>(q, b, then.head, after.lanes.first_row, d), q.stride[2], d, BLOCK);
+        next.rows(in_place<T>(d_out, b, then.head, after.lanes.first_row, dv_size), d_out.stride[2], dv_size, BLOCK);
     }
     return next;
 }

@@ -61,6 +61,17 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
     }
 }
 
+/* The blocks of a strip take turns with each key-value head, and each turn goes over the heads that share it. */
+struct Turn {
+    int64_t number, head;
+};
+INLINE Turn turn_after(const Problem &p, Turn now, int64_t turns) {
+    const int64_t shared = p.H / p.G, next = now.head + 1;
+    if (next % shared) return {now.number, next};
+    if (now.number + 1 < turns) return {now.number + 1, next - shared};
+    return {0, next % p.H};
+}
+
 /* How far behind a chunk's keys those lie that come with key-value head g: after the last head, head 0 goes on with the keys
  * behind the chunk, if there are enough. */
 template <class T> int64_t keys_ahead(const Problem &p, int64_t g, const Chunk<T> &c) {

@@ -194,6 +194,21 @@ void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t blo
            a.selected);
 }
 
+/* What is read after head h of key-value head g and block s. */
+template <class T>
+Coming coming_ahead(const Problem &p, const AheadStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d,
+                    int64_t dv) {
+    const Rows k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
+    const int64_t shared = p.H / p.G;
+    const Chunk<T> &c = own.blocks[s].chunk;
+    Coming next(s * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
+    ask_for_keys(next, p, k, b, g + 1, c, d), ask_for_keys(next, p, v, b, g + 1, c, dv);
+    const Turn then = turn_after(p, {s, h}, blocks);
+    const Ahead<T> &after = own.blocks[then.number];
+    next.numbers(after.queries + then.head * BLOCK * d, BLOCK * d), next.numbers(after.output + then.head * BLOCK * dv, BLOCK * dv);
+    return next;
+}
+
 template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *states,
                                       const Strips &strips, int64_t unit, int64_t d, int64_t dv) {
     const int64_t b = unit % p.B, first = unit / p.B * strips.size, blocks = std::min(strips.size, block_count(p) - first);
@@ -223,13 +238,7 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
                 const Gathered<T> keys = gather(k, b, g, a.chunk.key, a.chunk.count, d, own.keys);
                 const Gathered<T> values = gather(v, b, g, a.chunk.key, a.chunk.count, dv, own.values);
                 for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
-                    const bool last_head = h == (g + 1) * shared - 1, last = last_head && s == blocks - 1;
-                    const int64_t next_h = last ? (h + 1) % p.H : last_head ? g * shared : h + 1;
-                    const Ahead<T> &after = own.blocks[last ? 0 : last_head ? s + 1 : s];
-                    Coming next(s * shared + h - g * shared, blocks * shared, PANELS<T> * a.chunk.rounded / ROWS);
-                    ask_for_keys(next, p, k, b, g + 1, a.chunk, d), ask_for_keys(next, p, v, b, g + 1, a.chunk, dv);
-                    next.numbers(after.queries + next_h * BLOCK * d, BLOCK * d);
-                    next.numbers(after.output + next_h * BLOCK * dv, BLOCK * dv);
+                    Coming next = coming_ahead(p, own, b, g, s, blocks, h, d, dv);
                     for (int panel = 0; panel < PANELS<T>; panel++)
                         attend_panel(p, a, own.tile, h, panel, keys, values, next, d, dv);
                 }
