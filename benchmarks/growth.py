@@ -65,6 +65,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/growth.json")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error("--rounds must be at least 2: one round alone has no interval")
     _bench.check("cpu", _bench.inputs(_bench.CHECK_LENGTH, Shape(), False, args.seed))
     inputs = {n: _bench.inputs(n, Shape(), False, args.seed) for n in (SHORT, LONG)}
     found: dict[str, Any] = {"shape": {**Shape()._asdict(), "dtype": "float32"}, "short": SHORT, "long": LONG}
