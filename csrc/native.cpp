@@ -99,8 +99,24 @@ template <class Call> static int guarded(Call call) {
 
 extern "C" {
 const char *selattn_target() { return chosen().name; }
-int64_t selattn_block() { return BLOCK; }
-int64_t selattn_largest_size() { return MAX_SIZE; }
+/* The fields of a struct, one in each line: selattn/utils/structs.py makes Python's view of it from them. */
+const char *selattn_fields(const char *name) {
+    if (!std::strcmp(name, "Problem")) return Problem_FIELDS;
+    if (!std::strcmp(name, "Eviction")) return Eviction_FIELDS;
+    if (!std::strcmp(name, "Step")) return Step_FIELDS;
+    return nullptr;
+}
+int64_t selattn_constant(const char *name) {
+    if (!std::strcmp(name, "sizeof(Problem)")) return sizeof(Problem);
+    if (!std::strcmp(name, "sizeof(Eviction)")) return sizeof(Eviction);
+    if (!std::strcmp(name, "sizeof(Step)")) return sizeof(Step);
+    if (!std::strcmp(name, "BLOCK")) return BLOCK;
+    if (!std::strcmp(name, "MAX_SIZE")) return MAX_SIZE;
+    if (!std::strcmp(name, "FLOAT32")) return FLOAT32;
+    if (!std::strcmp(name, "FLOAT64")) return FLOAT64;
+    if (!std::strcmp(name, "BFLOAT16")) return BFLOAT16;
+    return -1;
+}
 int selattn_forward(const Problem *p) {
     return guarded([&] { return chosen().forward(*p); });
 }

@@ -13,6 +13,7 @@ static constexpr int KEY_ROWS = 6, GROUP = 3 * ROWS; /* GROUP: a multiple of bot
 #include "attention/inputs.h"
 #include "attention/block.h"
 #include "attention/bounds.h"
+#include "attention/seen.h"
 
 /* Head sizes are rounded up to what the products take. */
 template <class T> int64_t padded_size(int64_t size) {

@@ -16,9 +16,14 @@ template <class T> struct Back { /* what a thread keeps of a block of queries */
     T d_memory[BLOCK];
     Lanes<T> lanes;
     Chunk<T> chunk;
+    /* Whether it takes the products of seen.h; and whether its queries, what came back to them and their gradients were finite so
+     * far. Then no product of 0 was NaN: of the queries, of dO and, as dQ would show it, of the keys. */
+    bool careful, finite = true;
 
-    void take(Memory &m, const Problem &p, int64_t d, int64_t dv_size) {
-        queries = m.take<T>(p.H * BLOCK * d), d_queries = m.take<T>(p.H * BLOCK * d), d_outputs = m.take<T>(p.H * BLOCK * dv_size);
+    void take(Memory &m, const Problem &p, int64_t d, int64_t dv_size, bool with_care) {
+        careful = with_care;
+        queries = m.take<T>(p.H * BLOCK * d), d_queries = m.take<T>(p.H * BLOCK * d),
+        d_outputs = m.take<T>(p.H * BLOCK * dv_size);
         lse = m.take<T>(p.H * BLOCK), delta = m.take<T>(p.H * BLOCK);
         selected.take(m);
         for (T **tile : {&df, &first_da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
@@ -30,9 +35,9 @@ template <class T> struct BackStrip { /* what a thread needs of its own */
     T *weights, *da, *keys, *values, *query_rows, *d_output_rows, *dk, *dv, *later;
     std::vector<int32_t> living; /* of the whole strip */
 
-    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv_size) {
+    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv_size, bool careful) {
         blocks.resize(most);
-        for (Back<T> &each : blocks) each.take(m, p, d, dv_size);
+        for (Back<T> &each : blocks) each.take(m, p, d, dv_size, careful);
         for (T **tile : {&weights, &da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
         query_rows = m.take<T>(BLOCK * d), d_output_rows = m.take<T>(BLOCK * dv_size);
         keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv_size);
@@ -109,6 +114,15 @@ void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, con
             for (int x = 0; x < 3; x++) store(a.da + (i + r) * W + x * L, load(a.da + (i + r) * W + x * L) * slope[r][x]);
 }
 
+/* sum over the keys of a chunk of tile^T keys, added to the gradients of a panel's queries. */
+template <class T>
+void add_to_queries(const Back<T> &a, const T *tile, int panel, Range seen, const Gathered<T> &k, T *to, int64_t d) {
+    if (a.careful)
+        add_seen_keys(a.lanes, a.chunk, panel, seen, k, tile, to, d);
+    else
+        add_columns_times(k.data + seen.begin * k.row, k.row, tile + seen.begin * PANEL<T>, seen.end - seen.begin, to, d);
+}
+
 /* One panel of one head: weights and dA into their tiles, dF and dQ. */
 template <class T>
 void differentiate_panel(const Problem &p, const BackStrip<T> &own, Back<T> &a, int64_t h, int panel, const Gathered<T> &k,
@@ -132,9 +146,7 @@ void differentiate_panel(const Problem &p, const BackStrip<T> &own, Back<T> &a, 
                                   : (all ? differentiate_group<false, true, T> : differentiate_group<false, false, T>);
         group(p, one, i, k.data + i * k.row, k.row, v.data + i * v.row, v.row);
     }
-    if (!holds_back)
-        add_columns_times(k.data + seen.begin * k.row, k.row, one.da + seen.begin * W, seen.end - seen.begin,
-                          a.d_queries + at * d, d);
+    if (!holds_back) add_to_queries(a, one.da, panel, seen, k, a.d_queries + at * d, d);
 }
 
 /* Whether the gradients of a chunk's keys lie side by side, as the products want them. */
@@ -149,7 +161,9 @@ void add_to_keys(const Back<T> &a, const T *tile, const T *rows, int64_t rows_ro
     const bool direct = adds_in_place(c, size, padded);
     T *sums = direct ? to + c.key[0] * size : scratch;
     if (!direct) std::fill_n(scratch, c.rounded * padded, (T)0);
-    for (int64_t i = 0; i < c.rounded; i += KEY_ROWS) {
+    if (a.careful)
+        for (int64_t i = 0; i < c.count; i++) add_seen_rows(a.lanes, c, i, tile, rows, rows_row, sums + i * padded, padded);
+    for (int64_t i = 0; i < c.rounded && !a.careful; i += KEY_ROWS) {
         int first = 0; /* panels before it have no row after these keys */
         while (first < PANELS<T> && a.lanes.panel_row_max[first] < c.index[i]) first++;
         add_tile_times(tile + i * PANEL<T>, TILE<T>, first, PANELS<T>, rows, rows_row, sums + i * padded, padded, padded);
@@ -195,10 +209,10 @@ template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch
                 /* Where a row does not see the key, the tile may hold anything. */
                 const Vector<T> y = may ? load(logit + x * L) : Vector<T>{};
                 Vector<T> found = load(da + x * L);
-                if (masked) {
+                if (masked && !c.shielded[i]) {
                     if (!all && p.protect_self) may &= load(a.lanes.row + lane) != splat(c.index[i]);
                     if (p.relu) may &= y > Vector<T>{};
-                    found += may ? load(sums + x * L + (p.shift ? 1 : 0)) * c.selects[i] : Vector<T>{};
+                    found += may ? load(sums + x * L + (p.shift ? 1 : 0)) * (T)p.strength : Vector<T>{};
                 }
                 if (p.softcap) found *= 1 - (y / cap) * (y / cap);
                 store(da + x * L, found);
@@ -224,13 +238,15 @@ template <class T> void begin_block(const Problem &p, Back<T> &a, int64_t b, int
         pack_panels(q, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale * LOG2E<T>, d, a.queries + h * BLOCK * d);
         pack_panels(d_out, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale, dv_size, a.d_outputs + h * BLOCK * dv_size);
         row_sums(p, d_out, b, h, a);
+        for (int64_t at = h * BLOCK; at < (h + 1) * BLOCK; at += PANEL<T>)
+            a.finite = a.finite && is_finite(a.queries + at * d, d) && is_finite(a.d_outputs + at * dv_size, dv_size);
     }
     std::fill_n(a.d_queries, p.H * BLOCK * d, (T)0);
     for (int64_t i = 0; p.d_memory && i < BLOCK; i++)
         a.d_memory[i] = i < a.lanes.count ? ((const T *)p.d_memory)[b * p.N + a.lanes.first_row + i] : 0;
 }
 
-template <class T> void end_block(const Problem &p, const Back<T> &a, int64_t b, int64_t d) {
+template <class T> void end_block(const Problem &p, Back<T> &a, int64_t b, int64_t d) {
     constexpr int W = PANEL<T>;
     for (int64_t h = 0; h < p.H; h++)
         for (int64_t i = 0; i < a.lanes.count; i++) {
@@ -238,6 +254,7 @@ template <class T> void end_block(const Problem &p, const Back<T> &a, int64_t b,
             const T *from = a.d_queries + (h * BLOCK + i / W * W) * d + i % W;
             for (int64_t x = 0; x < p.D; x++) to[x] = from[x * W];
         }
+    for (int64_t at = 0; at < p.H * BLOCK; at += W) a.finite = a.finite && is_finite(a.d_queries + at * d, d);
 }
 
 /* F of a chunk for one block, from what the forward pass left. */
@@ -309,8 +326,7 @@ template <class T> void finish_selecting(const Problem &p, BackStrip<T> &own, Ba
     for (int panel = 0; panel < PANELS<T>; panel++) {
         const Range seen = seen_by(a.lanes, c, panel);
         if (seen.begin < seen.end)
-            add_columns_times(keys.data + seen.begin * keys.row, keys.row, a.first_da + panel * TILE<T> + seen.begin * PANEL<T>,
-                              seen.end - seen.begin, a.d_queries + (h * BLOCK + panel * PANEL<T>) * d, d);
+            add_to_queries(a, a.first_da + panel * TILE<T>, panel, seen, keys, a.d_queries + (h * BLOCK + panel * PANEL<T>) * d, d);
     }
     const Gathered<T> query_rows = rows_of(q, b, h, a.lanes, d, own.query_rows);
     add_to_keys(a, a.first_da, query_rows.data, query_rows.row, own.dk, d, (T *)p.dk + (b * p.G + g) * p.M * p.D, p.D);
@@ -372,7 +388,7 @@ template <class T> void backward_strip(const Problem &p, BackStrip<T> &own, Prog
     for (int64_t s = 0; s < blocks; s++) end_block(p, own.blocks[s], b, d);
 }
 
-template <class T> int backward(const Problem &p) {
+template <class T> int backward_pass(const Problem &p, bool careful, bool &finite) {
     const int64_t d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
     const Strips strips(p);
     const int64_t units = strips.count * p.B;
@@ -380,7 +396,7 @@ template <class T> int backward(const Problem &p) {
     const int per_row = (int)std::max<int64_t>(1, threads / p.B); /* threads that follow each other in one batch row */
     Memory memory;
     std::vector<BackStrip<T>> back(threads);
-    for (auto &each : back) each.take(memory, p, strips.size, d, dv);
+    for (auto &each : back) each.take(memory, p, strips.size, d, dv, careful);
     T *later = memory.take<T>(p.B * p.M);
     Progress progress{memory.take<std::atomic<int64_t>>(units)};
     if (memory.failed) return 1;
@@ -391,5 +407,17 @@ template <class T> int backward(const Problem &p) {
         BackStrip<T> &own = back[omp_get_thread_num()];
         for (int64_t unit; (unit = progress.next++) < units;) backward_strip(p, own, progress, later, strips, unit, d, dv, per_row);
     }
+    for (const auto &each : back)
+        for (const Back<T> &block : each.blocks) finite = finite && block.finite;
     return 0;
+}
+
+template <class T> int backward(const Problem &p) {
+    bool finite = true;
+    const int failed = backward_pass<T>(p, false, finite);
+    if (failed || finite) return failed;
+    std::fill_n((T *)p.dq, p.B * p.H * p.N * p.D, (T)0);
+    std::fill_n((T *)p.dk, p.B * p.G * p.M * p.D, (T)0);
+    std::fill_n((T *)p.dv, p.B * p.G * p.M * p.Dv, (T)0);
+    return backward_pass<T>(p, true, finite);
 }

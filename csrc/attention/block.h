@@ -11,6 +11,24 @@ template <class T> struct Lanes {
     int64_t first_key, end_key; /* keys that some row sees: first_key <= j < end_key */
 };
 
+/* Where the window of a row begins: it holds `window` tokens, the row's own included, and padding does not count. Rows are
+ * asked for in ascending order. */
+struct Window {
+    const Problem &p;
+    const int64_t b;
+    int64_t first, tokens = 0; /* the tokens from `first` to the row */
+    Window(const Problem &p, int64_t b, int64_t row) : p(p), b(b), first(p.window ? row : 0) {
+        while (first > 0 && tokens < p.window - 1) tokens += real(--first);
+    }
+    bool real(int64_t j) const { return !p.start || p.start[b * p.M + j] < p.M; }
+    int64_t begin(int64_t row) {
+        if (!p.window) return 0;
+        tokens += real(row);
+        while (tokens > p.window) tokens -= real(first++);
+        return first;
+    }
+};
+
 template <class T> void look(const Problem &p, int64_t b, int64_t block, Lanes<T> &lanes) {
     constexpr int W = PANEL<T>;
     const T never = std::numeric_limits<T>::max();
@@ -18,17 +36,19 @@ template <class T> void look(const Problem &p, int64_t b, int64_t block, Lanes<T
     lanes.first_row = block * BLOCK;
     lanes.count = std::min<int64_t>(BLOCK, p.N - lanes.first_row);
     lanes.first_key = p.M, lanes.end_key = offset + lanes.first_row + lanes.count;
+    Window window(p, b, offset + lanes.first_row);
     for (int64_t i = 0; i < BLOCK; i++) {
         const int64_t row = offset + lanes.first_row + i;
         int64_t low = p.start && i < lanes.count ? p.start[b * p.M + row] : 0;
-        low = std::max({low, p.window ? row - p.window + 1 : 0, (int64_t)0}); /* a start below 0: the first token is gone */
+        if (i < lanes.count) low = std::max(low, window.begin(row)); /* a start below 0: the first token is gone */
         const bool real = i < lanes.count && low <= row;
         lanes.row[i] = (T)row, lanes.low[i] = real ? (T)low : never;
         if (real) lanes.first_key = std::min(lanes.first_key, low);
     }
     for (int panel = 0; panel < PANELS<T>; panel++) {
         const T *low = lanes.low + panel * W, *row = lanes.row + panel * W;
-        lanes.panel_low_max[panel] = *std::max_element(low, low + W), lanes.panel_low_min[panel] = *std::min_element(low, low + W);
+        lanes.panel_low_max[panel] = *std::max_element(low, low + W),
+        lanes.panel_low_min[panel] = *std::min_element(low, low + W);
         lanes.panel_row_min[panel] = row[0], lanes.panel_row_max[panel] = row[W - 1];
     }
 }
@@ -41,7 +61,8 @@ INLINE bool is_there(const Problem &p, int64_t b, int64_t j, int64_t first_row) 
 /* Keys of one chunk, ascending, and what is known of them. Room for the rounding up to whole groups. */
 template <class T> struct Chunk {
     int32_t key[CHUNK + GROUP];
-    T index[CHUNK + GROUP], until[CHUNK + GROUP], selects[CHUNK + GROUP]; /* selects: strength, or 0 for a protected key */
+    T index[CHUNK + GROUP], until[CHUNK + GROUP];
+    bool shielded[CHUNK + GROUP]; /* the first key of a sequence, where it is protected: nobody selects it */
     int64_t count, rounded;
     bool evicts; /* some row of the block sees one of the keys no longer */
 };
@@ -57,7 +78,7 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
         c.until[i] = real && p.until ? (T)p.until[b * p.M + j] : std::numeric_limits<T>::max();
         c.evicts = c.evicts || c.until[i] <= last_row;
         const bool first = p.start ? p.start[b * p.M + j] == j : j == 0;
-        c.selects[i] = p.protect_first && first ? 0 : (T)p.strength;
+        c.shielded[i] = p.protect_first && first;
     }
 }
 
@@ -148,7 +169,7 @@ template <class T>
 void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Gathered<T> &k, const T *queries, int64_t padded,
             const T *begin, T *end, T *memory, Selected<T> &to) {
     constexpr int L = LANES<T>, W = PANEL<T>;
-    const T cap = (T)p.softcap * LOG2E<T>, tau = (T)p.tau * LOG2E<T>;
+    const T cap = (T)p.softcap * LOG2E<T>, tau = (T)p.tau * LOG2E<T>, strength = (T)p.strength;
     for (int64_t i = 0; i < c.rounded; i += ROWS) {
         T carry[ROWS];
         bool masked = !p.relu; /* without relu a sum may be 0 and its parts not */
@@ -179,8 +200,10 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
                     const int64_t lane = panel * W + v * L;
                     const Vector<T> x = load(logit + r * W + v * L);
                     Vector<T> s = p.relu ? larger<T>(Vector<T>{}, x) : x; /* in this order NaN stays NaN */
-                    s *= c.selects[i + r];
-                    if (!all) {
+                    s *= strength;
+                    if (c.shielded[i + r])
+                        s = Vector<T>{}; /* not times 0: that is NaN where the logit is not finite */
+                    else if (!all) {
                         Ints<T> may = sees(lanes, c, lane, i + r);
                         if (p.protect_self) may &= load(lanes.row + lane) != splat(c.index[i + r]);
                         s = may ? s : Vector<T>{};
@@ -205,7 +228,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
             Vector<T> total{}; /* of this chunk: short sums round less than one long one */
             for (int64_t i = seen.begin; i < seen.end; i++) {
                 const Vector<T> f = to.is_masked(panel, i) ? load(to.f + panel * TILE<T> + i * W + v * L) : Vector<T>{};
-                const Vector<T> kept = 1 - (f < splat(tau) ? f : splat(tau)) / tau;
+                const Vector<T> kept = 1 - (f > splat(tau) ? splat(tau) : f) / tau; /* in this order NaN stays NaN */
                 total += sees(lanes, c, lane, i) ? kept : Vector<T>{};
             }
             store(memory + lane, load(memory + lane) + total);

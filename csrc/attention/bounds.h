@@ -6,11 +6,20 @@
  *     F[t, j] >= scale max over i >= t of |q_i| * |k_j| - min over i >= t of max(logit[i, i], logit[i, 0]) + ln(M / tolerance)
  * as F never falls: relu is on. Then all dead columns together have at most `tolerance` of any later row. A threshold of
  * at least tau makes them count as forgotten in M. Everything is in base 2.
+ *
+ * A little attention to a large value is not little. With |v| the size of a value's largest number and |v_s| the smallest of
+ * these in the head, but for 0, column j has to have log2(|v_j| / |v_s|) more of F where that is positive. So the values that
+ * a row loses add up to at most tolerance * |v_s|: little beside any value that it keeps.
+ *
+ * What is not finite makes a row NaN that has no attention left for it. So no column with such a key or value ever dies, and
+ * none at all before the last row with such a query.
  */
 template <class T> struct Bounds {
     T *query;  /* [B,blocks,H] scale * max |q_i| over the rows from the block on */
     T *own;    /* [B,blocks,H] min over those rows of max(logit[i, i], logit[i, first]) */
     T *key;    /* [B,M,H] |k_j| */
+    T *value;  /* [B,M,G] |v_j| */
+    T *small;  /* [B,G] |v_s| */
     T least;   /* log2(M / tolerance), but at least tau */
 };
 
@@ -28,35 +37,58 @@ template <class T> T dot(const T *a, const T *b, int64_t n) {
     return total;
 }
 
+/* Of a query: its square, and its products with its own key and the first one. */
+template <class T> struct Dots {
+    T square, own, first;
+};
+template <class T> Dots<T> dots(const T *query, const T *own, const T *first, int64_t n) {
+    constexpr int L = LANES<T>;
+    Vector<T> sum[3] = {};
+    int64_t d = 0;
+    for (; d + L <= n; d += L) {
+        const Vector<T> x = load(query + d);
+        sum[0] += x * x, sum[1] += x * load(own + d), sum[2] += x * load(first + d);
+    }
+    Dots<T> found{sum_of<T>(sum[0]), sum_of<T>(sum[1]), sum_of<T>(sum[2])};
+    for (; d < n; d++) found.square += query[d] * query[d], found.own += query[d] * own[d], found.first += query[d] * first[d];
+    return found;
+}
+
+/* The sizes of the keys and values of key-value head g. */
+template <class T> void measure(const Problem &p, const Rows &k, const Rows &v, int64_t b, int64_t g, const Bounds<T> &to) {
+    const int64_t shared = p.H / p.G;
+    T line[MAX_SIZE], small = std::numeric_limits<T>::max();
+    for (int64_t j = 0; j < p.M; j++) {
+        const T *key = row_of(k, b, g, j, line);
+        std::fill_n(to.key + (b * p.M + j) * p.H + g * shared, shared, std::sqrt(dot(key, key, p.D)));
+        const T size = largest(row_of(v, b, g, j, line), p.Dv);
+        to.value[(b * p.M + j) * p.G + g] = size;
+        if (size > 0 && size < small && !(p.start && p.start[b * p.M + j] > j)) small = size;
+    }
+    to.small[b * p.G + g] = small;
+}
+
 template <class T> void bound(const Problem &p, const Rows &q, const Rows &k, int64_t b, int64_t h, const Bounds<T> &to) {
     const int64_t offset = p.M - p.N, blocks = block_count(p), g = h / (p.H / p.G);
     const T scale = (T)p.scale * LOG2E<T>, most = std::numeric_limits<T>::max(), cap = (T)p.softcap * LOG2E<T>;
-    T line[3][MAX_SIZE];
-    const auto row_of = [&](const Rows &x, int64_t head, int64_t row, T *buffer) {
-        const T *found = in_place<T>(x, b, head, row, x.size);
-        if (!found) read_row(x.data, x.at(b, head, row), x.size, x.dtype, buffer), found = buffer;
-        return found;
-    };
-    for (int64_t j = 0; j < p.M; j++) {
-        const T *key = row_of(k, g, j, line[0]);
-        to.key[(b * p.M + j) * p.H + h] = std::sqrt(dot(key, key, p.D));
-    }
-    T longest = 0, least = most;
+    T line[3][MAX_SIZE], longest = 0, least = most;
     for (int64_t block = blocks - 1; block >= 0; block--) {
         for (int64_t i = block * BLOCK; i < std::min(p.N, (block + 1) * BLOCK); i++) {
             const int64_t row = offset + i, first = p.start ? p.start[b * p.M + row] : 0;
             if (first > row) continue; /* padding */
-            const T *query = row_of(q, h, i, line[0]);
-            T own = scale * dot(query, row_of(k, g, row, line[1]), p.D);
-            if (p.until && p.until[b * p.M + row] <= row) own = -most; /* the row does not see its own key */
             /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no state says else. */
-            if (p.protect_first && first >= 0 && !p.window && !p.until && !(p.state && ((const T *)p.state)[b * p.M + first] > 0))
-                own = std::max(own, scale * dot(query, row_of(k, g, first, line[2]), p.D));
+            const bool leans = p.protect_first && first >= 0 && !p.window && !p.until &&
+                               !(p.state && ((const T *)p.state)[b * p.M + first] > 0);
+            const T *own_key = row_of(k, b, g, row, line[1]);
+            const auto found =
+                dots(row_of(q, b, h, i, line[0]), own_key, leans ? row_of(k, b, g, first, line[2]) : own_key, p.D);
+            T own = std::max(scale * found.own, scale * found.first);
+            if (p.until && p.until[b * p.M + row] <= row) own = -most; /* the row does not see its own key */
             if (p.softcap && own != -most) own = cap * std::tanh(own / cap);
             least = std::min(least, own);
-            longest = std::max(longest, std::abs(scale) * std::sqrt(dot(query, query, p.D)));
+            longest = !(found.square <= most) ? std::numeric_limits<T>::infinity() : std::max(longest, found.square);
         }
-        to.query[(b * blocks + block) * p.H + h] = longest;
+        to.query[(b * blocks + block) * p.H + h] = std::abs(scale) * std::sqrt(longest);
         to.own[(b * blocks + block) * p.H + h] = least;
     }
 }
@@ -65,13 +97,17 @@ template <class T> bool is_dead(const Problem &p, const Bounds<T> &bounds, int64
     if (!(f >= bounds.least)) return false;
     const int64_t at = (b * block_count(p) + block) * p.H;
     const T *query = bounds.query + at, *own = bounds.own + at, *key = bounds.key + (b * p.M + j) * p.H;
-    T most = std::numeric_limits<T>::lowest();
-    const T cap = p.softcap ? (T)p.softcap * LOG2E<T> : std::numeric_limits<T>::max();
+    const T *value = bounds.value + (b * p.M + j) * p.G, *small = bounds.small + b * p.G;
+    const T limit = std::numeric_limits<T>::max(), cap = p.softcap ? (T)p.softcap * LOG2E<T> : limit;
+    const int64_t shared = p.H / p.G;
     for (int64_t h = 0; h < p.H; h++) {
         const T logit = query[h] * key[h], over = (logit > cap ? cap : logit) - own[h];
-        if (over > most || over != over) most = over; /* NaN stays, and then nothing is dead */
+        /* Rounding of the bound itself: a few units in the last place of its largest part. */
+        const auto suffices = [&](T over) { return f >= over + bounds.least + (T)1e-5 * (std::abs(over) + f); };
+        if (!suffices(over)) return false;
+        const T size = value[h / shared], ratio = size / small[h / shared];
+        if (!(query[h] <= limit && key[h] <= limit && size <= limit)) return false;
+        if (ratio > 1 && !suffices(over + std::log2(ratio))) return false;
     }
-    /* Rounding of the bound itself: a few units in the last place of its largest part. */
-    const T slack = (T)1e-5 * (std::abs(most) + f);
-    return f >= most + bounds.least + slack;
+    return true;
 }

@@ -8,8 +8,10 @@ template <class T> struct Ahead { /* what a thread keeps of a block of queries *
     Selected<T> selected;                       /* of one chunk */
     Lanes<T> lanes;
     Chunk<T> chunk;
+    bool careful, finite = true; /* whether it takes the products of seen.h; whether its outputs were finite so far */
 
-    void take(Memory &m, const Problem &p, int64_t d, int64_t dv) {
+    void take(Memory &m, const Problem &p, int64_t d, int64_t dv, bool with_care) {
+        careful = with_care;
         queries = m.take<T>(p.H * BLOCK * d), output = m.take<T>(p.H * BLOCK * dv);
         top = m.take<T>(p.H * BLOCK), total = m.take<T>(p.H * BLOCK), memory = m.take<T>(BLOCK);
         selected.take(m);
@@ -31,9 +33,9 @@ template <class T> struct AheadStrip { /* what a thread needs of its own */
     T *tile, *keys, *values;
     std::vector<int32_t> living; /* of one chunk */
 
-    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv) {
+    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv, bool careful) {
         blocks.resize(most);
-        for (Ahead<T> &each : blocks) each.take(m, p, d, dv);
+        for (Ahead<T> &each : blocks) each.take(m, p, d, dv, careful);
         tile = m.take<T>(TILE<T>);
         keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv);
         living.reserve(CHUNK);
@@ -117,7 +119,10 @@ void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, 
             store(x + i * L, weight);
         }
     for (int i = 0; i < 3; i++) store(total + i * L, sum[i]);
-    add_columns_times(v.data + seen.begin * v.row, v.row, tile + seen.begin * W, seen.end - seen.begin, output, dv);
+    if (a.careful)
+        add_seen_keys(a.lanes, a.chunk, panel, seen, v, tile, output, dv);
+    else
+        add_columns_times(v.data + seen.begin * v.row, v.row, tile + seen.begin * W, seen.end - seen.begin, output, dv);
 }
 
 /* Whether key j lives at a block, whose F begins with `f` for it; where it dies there, that is written down. */
@@ -167,13 +172,19 @@ template <class T> int64_t count_pairs(const Lanes<T> &lanes, const Chunk<T> &c)
 
 template <class T> void write_block(const Problem &p, Ahead<T> &a, int64_t b, int64_t dv) {
     constexpr int W = PANEL<T>;
+    constexpr T infinity = std::numeric_limits<T>::infinity();
     for (int64_t h = 0; h < p.H; h++) {
+        for (int panel = 0; panel < PANELS<T>; panel++)
+            a.finite = a.finite && is_finite(a.output + (h * BLOCK + panel * W) * dv, dv);
         for (int64_t i = 0; i < a.lanes.count; i++) {
             const int64_t row = (b * p.H + h) * p.N + a.lanes.first_row + i;
-            const T total = a.total[h * BLOCK + i], share = total > 0 || total != total ? 1 / total : 0;
             const T *output = a.output + (h * BLOCK + i / W * W) * dv + i % W;
+            T total = a.total[h * BLOCK + i], share = 1 / total;
+            /* It sees nothing, and is 0; or all of its logits are -infinity, and 0 / 0 is NaN. */
+            if (total == 0) share = 0, total = infinity;
+            if (!share && sees_something(p, b, a.lanes, i)) share = total = std::numeric_limits<T>::quiet_NaN();
             for (int64_t d = 0; d < p.Dv; d++) write_number(p.out, row * p.Dv + d, output[d * W] * share, p.dtype);
-            ((T *)p.lse)[row] = share != 0 ? a.top[h * BLOCK + i] + std::log2(total) : std::numeric_limits<T>::infinity();
+            ((T *)p.lse)[row] = total == infinity ? infinity : a.top[h * BLOCK + i] + std::log2(total);
         }
     }
     if (p.memory)
@@ -251,20 +262,21 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
     for (int64_t s = 0; s < blocks; s++) write_block(p, own.blocks[s], b, dv);
 }
 
-template <class T> int forward(const Problem &p) {
+template <class T> int forward_pass(const Problem &p, bool careful, bool &finite) {
     const int64_t blocks = block_count(p), d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
     const Strips strips(p);
     const int64_t units = strips.count * p.B;
     const int threads = (int)std::max<int64_t>(1, std::min(p.threads, units));
     Memory memory;
     std::vector<AheadStrip<T>> ahead(threads);
-    for (auto &each : ahead) each.take(memory, p, strips.size, d, dv);
+    for (auto &each : ahead) each.take(memory, p, strips.size, d, dv, careful);
     T *states = memory.take<T>(p.B * p.M);
     Bounds<T> bounds;
     const bool leaves_out = may_leave_out(p);
     if (leaves_out) {
         bounds.query = memory.take<T>(p.B * blocks * p.H), bounds.own = memory.take<T>(p.B * blocks * p.H);
-        bounds.key = memory.take<T>(p.B * p.M * p.H);
+        bounds.key = memory.take<T>(p.B * p.M * p.H), bounds.value = memory.take<T>(p.B * p.M * p.G);
+        bounds.small = memory.take<T>(p.B * p.G);
         bounds.least = std::max((T)std::log2(p.M / p.tolerance), (T)p.tau * LOG2E<T>);
     }
     Progress progress{memory.take<std::atomic<int64_t>>(units)};
@@ -276,9 +288,13 @@ template <class T> int forward(const Problem &p) {
 #pragma omp parallel num_threads(threads)
     {
         if (leaves_out) {
-            const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype};
+            const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
 #pragma omp for schedule(dynamic)
-            for (int64_t i = 0; i < p.B * p.H; i++) bound(p, q, k, i / p.H, i % p.H, bounds);
+            for (int64_t i = 0; i < p.B * p.H; i++) {
+                const int64_t b = i / p.H, h = i % p.H, shared = p.H / p.G;
+                if (h % shared == 0) measure(p, k, v, b, h / shared, bounds);
+                bound(p, q, k, b, h, bounds);
+            }
         }
         AheadStrip<T> &own = ahead[omp_get_thread_num()];
         for (int64_t unit; (unit = progress.next++) < units;)
@@ -286,5 +302,13 @@ template <class T> int forward(const Problem &p) {
     }
     if (p.state_out)
         for (int64_t i = 0; i < p.B * p.M; i++) ((T *)p.state_out)[i] = states[i] / LOG2E<T>;
+    for (const auto &each : ahead)
+        for (const Ahead<T> &block : each.blocks) finite = finite && block.finite;
     return 0;
+}
+
+template <class T> int forward(const Problem &p) {
+    bool finite = true;
+    const int failed = forward_pass<T>(p, false, finite);
+    return failed || finite ? failed : forward_pass<T>(p, true, finite);
 }

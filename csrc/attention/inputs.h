@@ -10,6 +10,13 @@ template <class T> INLINE T read_number(const void *at, int64_t i, int64_t dtype
     return ((const T *)at)[i];
 }
 
+template <class T> INLINE Vector<T> read_vector(const void *at, int64_t i, int64_t dtype) {
+    if (dtype != BFLOAT16) return load((const T *)at + i);
+    T line[LANES<T>];
+    for (int lane = 0; lane < LANES<T>; lane++) line[lane] = read_number<T>(at, i + lane, dtype);
+    return load(line);
+}
+
 template <class T> void read_row(const void *at, int64_t offset, int64_t n, int64_t dtype, T *to) {
     if (dtype == BFLOAT16)
         for (int64_t d = 0; d < n; d++) to[d] = read_number<T>(at, offset + d, dtype);
@@ -40,21 +47,49 @@ template <class T> const T *in_place(const Rows &x, int64_t b, int64_t h, int64_
     return x.dtype == BFLOAT16 || x.size != padded ? nullptr : (const T *)x.data + x.at(b, h, row);
 }
 
+/* One row, in place where that can be, else in `buffer`. */
+template <class T> const T *row_of(const Rows &x, int64_t b, int64_t h, int64_t row, T *buffer) {
+    const T *found = in_place<T>(x, b, h, row, x.size);
+    if (!found) read_row(x.data, x.at(b, h, row), x.size, x.dtype, buffer), found = buffer;
+    return found;
+}
+
+/* The size of the largest number of a row. As bits without the sign, sizes are in order, and NaN is the largest. */
+template <class T> T largest(const T *row, int64_t n) {
+    constexpr int L = LANES<T>;
+    const Bits<T> sizes = (Bits<T>{} - 1) >> 1;
+    Ints<T> most{};
+    int64_t d = 0;
+    for (; d + L <= n; d += L) {
+        const Ints<T> x = (Ints<T>)((Bits<T>)load(row + d) & sizes);
+        most = x > most ? x : most;
+    }
+    for (; d < n; d++) {
+        const Ints<T> x = (Ints<T>)((Bits<T>)splat(row[d]) & sizes);
+        most = x > most ? x : most;
+    }
+    return ((Vector<T>)largest_lane<T>(most))[0];
+}
+
 /* [size][PANEL] of each panel = factor * rows, transposed; rows past `count` are 0. */
 template <class T>
 void pack_panels(const Rows &x, int64_t b, int64_t h, int64_t row, int64_t count, T factor, int64_t padded, T *to) {
-    constexpr int W = PANEL<T>;
-    T line[MAX_SIZE];
-    for (int i = 0; i < BLOCK; i++) {
+    constexpr int L = LANES<T>, W = PANEL<T>;
+    for (int64_t i = 0; i < BLOCK; i += L) { /* LANES rows at a time */
         T *panel = to + (i / W) * padded * W + i % W;
-        if (i >= count) {
-            for (int64_t d = 0; d < padded; d++) panel[d * W] = 0;
-            continue;
+        const int64_t rows = std::max<int64_t>(0, std::min<int64_t>(L, count - i)), at = x.at(b, h, row + i);
+        int64_t d = 0;
+        for (; rows == L && d + L <= x.size; d += L) {
+            Vector<T> square[L];
+            _Pragma("GCC unroll 16") for (int r = 0; r < L; r++) square[r] =
+                factor * read_vector<T>(x.data, at + r * x.stride[2] + d, x.dtype);
+            transpose<T>(square);
+            _Pragma("GCC unroll 16") for (int r = 0; r < L; r++) store(panel + (d + r) * W, square[r]);
         }
-        const T *from = in_place<T>(x, b, h, row + i, x.size);
-        if (!from) read_row(x.data, x.at(b, h, row + i), x.size, x.dtype, line), from = line;
-        for (int64_t d = 0; d < x.size; d++) panel[d * W] = factor * from[d];
-        for (int64_t d = x.size; d < padded; d++) panel[d * W] = 0;
+        for (; d < padded; d++)
+            for (int r = 0; r < L; r++)
+                panel[d * W + r] =
+                    r < rows && d < x.size ? factor * read_number<T>(x.data, at + r * x.stride[2] + d, x.dtype) : 0;
     }
 }
 
@@ -72,7 +107,8 @@ template <class T> struct Gathered {
     const T *data;
     int64_t row;
 };
-template <class T> Gathered<T> neighbours(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded) {
+template <class T>
+Gathered<T> neighbours(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded) {
     const bool whole = count > 0 && count % GROUP == 0 && keys[count - 1] - keys[0] == count - 1;
     return {whole ? in_place<T>(x, b, g, keys[0], padded) : nullptr, x.stride[2]};
 }

@@ -1,4 +1,4 @@
-/* One call of attention, as Python hands it over by ctypes: selattn/ops/cpu.py has the same fields in the same order.
+/* One call of attention, as Python hands it over by ctypes.
  *
  * Shapes: B batch, H query heads, G key-value heads, N queries, which are the last N of M keys, D and Dv head sizes.
  * Strides are in elements, for batch, head and row; a row itself is dense. Arrays without strides are dense.
@@ -6,7 +6,7 @@
  */
 #ifndef SELATTN_PROBLEM_H
 #define SELATTN_PROBLEM_H
-#include <cstdint>
+#include "../fields.h"
 
 enum Dtype { FLOAT32, FLOAT64, BFLOAT16 };
 
@@ -14,34 +14,35 @@ enum Dtype { FLOAT32, FLOAT64, BFLOAT16 };
  * every vector width's panel (3 vectors of 4, 8 or 16 numbers). */
 enum { BLOCK = 96 };
 
-struct Problem {
-    int64_t B, H, G, N, M, D, Dv;
-    int64_t dtype, threads;
-    int64_t q_stride[3], k_stride[3], v_stride[3], d_out_stride[3];
-    const void *q, *k, *v;
-    double scale, softcap; /* softcap 0: none */
-    /* Selection. selecting < 0: standard attention, F = 0. */
-    int64_t selecting, relu, protect_first, protect_self, shift;
-    double strength, tau;
-    /* What a query sees. */
-    int64_t window;        /* 0: none */
-    const int64_t *start;  /* [B,M] or null: where the sequence of a token begins; M for padding, -1 if its first token is gone */
-    const int64_t *until;  /* [B,M] or null: the row from which a key is gone */
-    const void *state;     /* [B,M] T or null: F before the first query */
-    double tolerance;      /* of attention mass that dead columns may cost a row; 0: no column is left out */
-    /* Results of the forward pass; what is null is not wanted. */
-    void *out;             /* [B,H,N,Dv] */
-    void *lse;             /* [B,H,N] T, base 2 */
-    void *memory;          /* [B,N] T, the paper's M_i */
-    void *state_out;       /* [B,M] T */
-    void *block_f;         /* [B,blocks,M] T: F at the first row of each block */
-    int32_t *dead;         /* [B,M] the block from which a column is dead */
-    int64_t *living;       /* [B] pairs of a query and a living key that it sees */
-    /* The backward pass reads out, lse, block_f and dead, and gives these. */
-    const void *d_out;     /* [B,H,N,Dv] strided */
-    const void *d_memory;  /* [B,N] T or null */
-    void *dq, *dk, *dv;    /* [B,H,N,D], [B,G,M,D], [B,G,M,Dv] T, zeroed by the caller */
-};
+#define PROBLEM_LIST(INT, REAL, STRIDES, POINTER)                                                                              \
+    INT(B) INT(H) INT(G) INT(N) INT(M) INT(D) INT(Dv) INT(dtype) INT(threads)                                                  \
+    STRIDES(q_stride) STRIDES(k_stride) STRIDES(v_stride) STRIDES(d_out_stride)                                                \
+    POINTER(const void, q) POINTER(const void, k) POINTER(const void, v)                                                       \
+    REAL(scale) REAL(softcap) /* softcap 0: none */                                                                            \
+    /* Selection. selecting < 0: standard attention, F = 0. */                                                                 \
+    INT(selecting) INT(relu) INT(protect_first) INT(protect_self) INT(shift)                                                   \
+    REAL(strength) REAL(tau)                                                                                                   \
+    /* What a query sees. */                                                                                                   \
+    INT(window)                   /* 0: none */                                                                                \
+    POINTER(const int64_t, start) /* [B,M] or null: where the sequence of a token begins; M for padding, -1 if its first */    \
+                                  /* token is gone */                                                                          \
+    POINTER(const int64_t, until) /* [B,M] or null: the row from which a key is gone */                                        \
+    POINTER(const void, state)    /* [B,M] T or null: F before the first query */                                              \
+    REAL(tolerance)               /* of attention mass that dead columns may cost a row; 0: no column is left out */           \
+    /* Results of the forward pass; what is null is not wanted. */                                                             \
+    POINTER(void, out)            /* [B,H,N,Dv] */                                                                             \
+    POINTER(void, lse)            /* [B,H,N] T, base 2 */                                                                      \
+    POINTER(void, memory)         /* [B,N] T, the paper's M_i */                                                               \
+    POINTER(void, state_out)      /* [B,M] T */                                                                                \
+    POINTER(void, block_f)        /* [B,blocks,M] T: F at the first row of each block */                                       \
+    POINTER(int32_t, dead)        /* [B,M] the block from which a column is dead */                                            \
+    POINTER(int64_t, living)      /* [B] pairs of a query and a living key that it sees */                                     \
+    /* The backward pass reads out, lse, block_f and dead, and gives these. */                                                 \
+    POINTER(const void, d_out)    /* [B,H,N,Dv] strided */                                                                     \
+    POINTER(const void, d_memory) /* [B,N] T or null */                                                                        \
+    POINTER(void, dq) POINTER(void, dk) POINTER(void, dv) /* [B,H,N,D], [B,G,M,D], [B,G,M,Dv] T, zeroed by the caller */
+
+STRUCT(Problem, PROBLEM_LIST)
 
 static inline int64_t block_count(const Problem &p) { return (p.N + BLOCK - 1) / BLOCK; }
 #endif

@@ -47,7 +47,7 @@ INLINE Vector<float> exp2_of(Vector<float> x) {
     p = p * f + 0.2402264689021289f;
     p = p * f + 0.6931472057370769f;
     p = p * f + 1.0f;
-    const V y = (V)((Bits<float>)p + ((Bits<float>)r << 23));
+    const V y = p * (V)(((Bits<float>)r << 23) + 0x3f800000u); /* a product, so that every NaN stays one */
     return gone ? V{} : y;
 }
 INLINE Vector<double> exp2_of(Vector<double> x) {
@@ -57,11 +57,10 @@ INLINE Vector<double> exp2_of(Vector<double> x) {
     x = gone ? low : x;
     const V r = x + magic, f = (x - (r - magic)) * 0.693147180559945309417;
     V p = splat<double>(1.0 / 6227020800.0); /* Taylor's series of exp to degree 13, |f| < 0.35 */
-    const double terms[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040,
-                            1.0 / 720,       1.0 / 120,      1.0 / 24,      1.0 / 6,      0.5,         1.0,
-                            1.0};
+    const double terms[] = {1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+                            1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1.0,         1.0};
     for (double term : terms) p = p * f + term;
-    const V y = (V)((Bits<double>)p + ((Bits<double>)r << 52));
+    const V y = p * (V)(((Bits<double>)r << 52) + 0x3ff0000000000000u);
     return gone ? V{} : y;
 }
 
@@ -76,12 +75,35 @@ template <class T, int STEP> INLINE Vector<T> moved_down(Vector<T> v) {
     for (int i = 0; i < LANES<T>; i++) at[i] = i + STEP; /* past the end: the zeros */
     return __builtin_shuffle(v, Vector<T>{}, at);
 }
+/* Rows of LANES numbers become columns: each round mixes the first half of the rows with the second. */
+template <class T> INLINE void transpose(Vector<T> (&x)[LANES<T>]) {
+    constexpr int L = LANES<T>;
+    Ints<T> low, high;
+    for (int i = 0; i < L; i++) low[i] = i / 2 + i % 2 * L, high[i] = low[i] + L / 2;
+    _Pragma("GCC unroll 4") for (int round = 1; round < L; round *= 2) {
+        Vector<T> y[L];
+        UNROLLED for (int i = 0; i < L / 2; i++) {
+            y[2 * i] = __builtin_shuffle(x[i], x[i + L / 2], low);
+            y[2 * i + 1] = __builtin_shuffle(x[i], x[i + L / 2], high);
+        }
+        _Pragma("GCC unroll 16") for (int i = 0; i < L; i++) x[i] = y[i];
+    }
+}
+
 /* The sum of all lanes, in pairs: one after the other they would wait for each other. */
 template <class T> INLINE T sum_of(Vector<T> v) {
     if constexpr (LANES<T> > 8) v += moved_down<T, 8>(v);
     if constexpr (LANES<T> > 4) v += moved_down<T, 4>(v);
     if constexpr (LANES<T> > 2) v += moved_down<T, 2>(v);
     return v[0] + v[1];
+}
+/* The largest of all lanes, none below 0, in lane 0. */
+template <class T> INLINE Ints<T> largest_lane(Ints<T> x) {
+    const auto with = [](Ints<T> a, Vector<T> b) { return a > (Ints<T>)b ? a : (Ints<T>)b; };
+    if constexpr (LANES<T> > 8) x = with(x, moved_down<T, 8>((Vector<T>)x));
+    if constexpr (LANES<T> > 4) x = with(x, moved_down<T, 4>((Vector<T>)x));
+    if constexpr (LANES<T> > 2) x = with(x, moved_down<T, 2>((Vector<T>)x));
+    return with(x, moved_down<T, 1>((Vector<T>)x));
 }
 template <class T> INLINE Vector<T> running_sum(Vector<T> v) {
     v += moved_up<T, 1>(v);

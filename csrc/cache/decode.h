@@ -18,7 +18,7 @@ template <class T> int64_t free_slot(const Step &p, int64_t b) {
     T most = 0;
     for (int64_t c = 0; c < p.C; c++) {
         if (position[c] < 0) continue;
-        const T rank = rank_of<T>(p.policy, p.budget, position[c], 0, 0, state ? state[c] : 0);
+        const T rank = rank_of<T>(p.policy, p.parameter, p.budget, position[c], 0, 0, state ? state[c] : 0);
         /* Of equals not the first token, then the oldest. */
         const bool wins = worst < 0 || rank > most ||
                           (rank == most && (position[worst] == 0 || (position[c] != 0 && position[c] < position[worst])));
@@ -31,9 +31,12 @@ template <class T> int64_t free_slot(const Step &p, int64_t b) {
 template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line) {
     const int64_t slot = free_slot<T>(p, b), size = p.dtype == BFLOAT16 ? 2 : sizeof(T), now = p.length[b];
     for (int64_t g = 0; g < p.G; g++) {
-        const int64_t from_k = b * p.key_stride[0] + g * p.key_stride[1], from_v = b * p.value_stride[0] + g * p.value_stride[1];
-        std::memcpy((char *)p.keys + ((b * p.G + g) * p.C + slot) * p.D * size, (const char *)p.key + from_k * size, p.D * size);
-        std::memcpy((char *)p.values + ((b * p.G + g) * p.C + slot) * p.Dv * size, (const char *)p.value + from_v * size, p.Dv * size);
+        const int64_t from_k = b * p.key_stride[0] + g * p.key_stride[1],
+                      from_v = b * p.value_stride[0] + g * p.value_stride[1];
+        std::memcpy((char *)p.keys + ((b * p.G + g) * p.C + slot) * p.D * size, (const char *)p.key + from_k * size,
+                    p.D * size);
+        std::memcpy((char *)p.values + ((b * p.G + g) * p.C + slot) * p.Dv * size, (const char *)p.value + from_v * size,
+                    p.Dv * size);
     }
     int32_t *position = p.position + b * p.C;
     position[slot] = (int32_t)now;
@@ -121,7 +124,8 @@ template <class T> int decode(const Step &p) {
     const bool small = p.B * p.H * p.used * p.D < 1 << 18;
     const int threads = small ? 1 : (int)p.threads;
     Memory memory;
-    T *f = memory.take<T>(p.B * p.used), *own = memory.take<T>(threads * (p.used + LANES<T>)), *lines = memory.take<T>(threads * MAX_SIZE);
+    T *f = memory.take<T>(p.B * p.used), *own = memory.take<T>(threads * (p.used + LANES<T>)),
+      *lines = memory.take<T>(threads * MAX_SIZE);
     if (memory.failed) return 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {

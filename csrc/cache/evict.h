@@ -1,7 +1,7 @@
 /* The eviction order of a pruned cache, for many queries at once.
  *
  * For each row, in order: if `budget` earlier entries are kept, the one that ranks highest leaves; then the row attends to
- * what is kept and to itself, which moves the scores and the state of F. The same as selattn/cache/evict.py, without its
+ * what is kept and to itself, which moves the scores and the state of F. The same as selattn/eviction/evict.py, without its
  * Python loop.
  */
 template <class T> struct Order { /* of one row of the batch */
@@ -68,9 +68,10 @@ template <class T> struct Order { /* of one row of the batch */
         size_t worst = list.size();
         T most = 0;
         for (size_t c = 0; c < list.size(); c++) {
-            T forgotten = e.S ? std::numeric_limits<T>::infinity() : 0;
-            for (int64_t s = 0; s < e.S; s++) forgotten = std::min(forgotten, F[s * e.M + list[c]]);
-            const T rank = rank_of<T>(e.policy, e.budget, position[list[c]], list.size() - 1 - c, score[p * e.M + list[c]], forgotten);
+            T f = e.S ? std::numeric_limits<T>::infinity() : 0;
+            for (int64_t s = 0; s < e.S; s++) f = std::min(f, F[s * e.M + list[c]]);
+            const T rank = rank_of<T>(e.policy, e.parameter, e.budget, position[list[c]], list.size() - 1 - c,
+                                      score[p * e.M + list[c]], f);
             if (worst == list.size() || rank > most || (rank == most && position[list[worst]] == 0)) worst = c, most = rank;
         }
         return worst;

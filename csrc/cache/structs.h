@@ -1,44 +1,46 @@
-/* What Python hands over by ctypes: selattn/cache/compiled.py has the same fields in the same order.
+/* What Python hands over by ctypes.
  *
  * Shapes: B batch, H query heads, G key-value heads, P eviction orders (1 or G), S selection masks, D and Dv head sizes.
  * "T" is float, or double for dtype FLOAT64. Strides are in elements, for batch, head and row; other arrays are dense.
  */
 #ifndef SELATTN_CACHE_STRUCTS_H
 #define SELATTN_CACHE_STRUCTS_H
-#include <cstdint>
+#include "../fields.h"
 
 /* The eviction order of n queries, which are the last n of M entries in the order of their positions. */
-struct Eviction {
-    int64_t policy, B, H, G, P, S, n, M, D, budget, shift, dtype;
-    /* Logits and S of all pairs, as if nothing had left: given ... */
-    const void *logits;   /* [B,H,n,M] T, -inf where invisible; null if the policy needs none */
-    const void *selected; /* [B,S,n,M] T; null if S = 0 */
-    /* ... or made from queries and keys, of what is kept only. query null: they are given. */
-    const void *query, *key;
-    int64_t query_stride[3], key_stride[3];
-    double scale, strength;
-    int64_t relu, protect_first, protect_self, window; /* window 0: none */
-    const int64_t *heads;     /* [S] the selecting heads */
-    const int64_t *selecting; /* [S] the order that each of them follows */
-    const int64_t *positions; /* [B,M], -1 for none */
-    int64_t *until;           /* [B,P,M] */
-    void *state;              /* [B,S,M] T */
-    void *score;              /* [B,P,M] T */
-    void *history;            /* [n,B,P,M] T scores after each row, or null */
-};
+#define EVICTION_LIST(INT, REAL, STRIDES, POINTER)                                                                             \
+    INT(policy) REAL(parameter) INT(B) INT(H) INT(G) INT(P) INT(S) INT(n) INT(M) INT(D) INT(budget) INT(shift) INT(dtype)      \
+    /* Logits and S of all pairs, as if nothing had left: given ... */                                                         \
+    POINTER(const void, logits)   /* [B,H,n,M] T, -inf where invisible; null if the policy needs none */                       \
+    POINTER(const void, selected) /* [B,S,n,M] T; null if S = 0 */                                                             \
+    /* ... or made from queries and keys, of what is kept only. query null: they are given. */                                 \
+    POINTER(const void, query) POINTER(const void, key)                                                                        \
+    STRIDES(query_stride) STRIDES(key_stride)                                                                                  \
+    REAL(scale) REAL(strength)                                                                                                 \
+    INT(relu) INT(protect_first) INT(protect_self) INT(window) /* window 0: none */                                            \
+    POINTER(const int64_t, heads)     /* [S] the selecting heads */                                                            \
+    POINTER(const int64_t, selecting) /* [S] the order that each of them follows */                                            \
+    POINTER(const int64_t, positions) /* [B,M], -1 for none */                                                                 \
+    POINTER(int64_t, until)           /* [B,P,M] */                                                                            \
+    POINTER(void, state)              /* [B,S,M] T */                                                                          \
+    POINTER(void, score)              /* [B,P,M] T */                                                                          \
+    POINTER(void, history)            /* [n,B,P,M] T scores after each row, or null */
+
+STRUCT(Eviction, EVICTION_LIST)
 
 /* One token for each row of the batch, over the slots of a layer. */
-struct Step {
-    int64_t policy, B, H, G, C, D, Dv, budget, used, dtype, threads; /* budget 0: none; used: slots that may be taken */
-    const void *query, *key, *value;
-    int64_t query_stride[3], key_stride[3], value_stride[3];
-    void *keys, *values;   /* [B,G,C,D], [B,G,C,Dv] of the tokens' own type */
-    int32_t *position;     /* [B,C], -1 for an empty slot */
-    void *state;           /* [B,C] T, or null: standard attention */
-    const int64_t *length; /* [B] tokens so far */
-    double scale, strength;
-    int64_t selecting, relu, protect_first, protect_self, shift, window;
-    void *out; /* [B,H,1,Dv] */
-};
-static_assert(sizeof(Step) == 37 * 8, "selattn/cache/compiled.py packs its fields as _STEP");
+#define STEP_LIST(INT, REAL, STRIDES, POINTER)                                                                                 \
+    INT(policy) REAL(parameter) INT(B) INT(H) INT(G) INT(C) INT(D) INT(Dv)                                                     \
+    INT(budget) INT(used) INT(dtype) INT(threads) /* budget 0: none; used: slots that may be taken */                          \
+    POINTER(const void, query) POINTER(const void, key) POINTER(const void, value)                                             \
+    STRIDES(query_stride) STRIDES(key_stride) STRIDES(value_stride)                                                            \
+    POINTER(void, keys) POINTER(void, values) /* [B,G,C,D], [B,G,C,Dv] of the tokens' own type */                              \
+    POINTER(int32_t, position)                /* [B,C], -1 for an empty slot */                                                \
+    POINTER(void, state)                      /* [B,C] T, or null: standard attention */                                       \
+    POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
+    REAL(scale) REAL(strength)                                                                                                 \
+    INT(selecting) INT(relu) INT(protect_first) INT(protect_self) INT(shift) INT(window)                                       \
+    POINTER(void, out) /* [B,H,1,Dv] */
+
+STRUCT(Step, STEP_LIST)
 #endif

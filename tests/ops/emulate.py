@@ -15,7 +15,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from selattn import native
+from selattn.utils import native
 from tests.ops import fuzz
 
 ROOT = Path(__file__).parents[2]

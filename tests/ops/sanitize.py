@@ -35,7 +35,7 @@ def inside(path, count, target):
     """In a process that has loaded the sanitizers: everything, with this library in place of the installed one."""
     import pytest
 
-    from selattn import native
+    from selattn.utils import native
 
     native._LIBRARY = ctypes.CDLL(path)
     native._LIBRARY.selattn_target.restype = ctypes.c_char_p
