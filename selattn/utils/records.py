@@ -1,0 +1,164 @@
+"""Records: small JSON files that say what was measured, by which command, with which versions, on which machine."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+
+# Every dependency of the package, and of its `eval` and `gpu` extras.
+PACKAGES = (
+    *("torch", "transformers", "accelerate", "safetensors", "sentencepiece", "datasets", "matplotlib"),
+    *("rich", "tensorboard", "numpy", "lm-eval", "triton"),
+)
+
+# What decides a result; `revision` says whether any of it differs from its commit.
+CODE = ("selattn", "csrc", "benchmarks", "pyproject.toml", "setup.py")
+
+
+def versions() -> dict[str, str]:
+    """The version of everything that can change a result; read from metadata, nothing is imported for it."""
+    return {"python": platform.python_version(), **{name: version_of(name) for name in ("selattn", *PACKAGES)}}
+
+
+def version_of(package: str) -> str:
+    """The installed version of a package."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def machine() -> dict[str, str | int | bool]:
+    """What the numbers were measured on."""
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count() or 0,
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "threads between operators": torch.get_num_interop_threads(),
+        "cuda": torch.cuda.is_available(),
+    }
+
+
+@cache
+def revision() -> dict[str, str | bool | None]:
+    """The git commit of the code that runs, and whether that code has been changed since.
+
+    `commit` and `dirty` are None where the package is installed outside a checkout. `dirty` is about code and settings
+    (`CODE`), not about records and documents, so that writing one record does not make the next one dirty. Asked once:
+    what was loaded does not change when the checkout does.
+    """
+    root = Path(__file__).parents[2]
+
+    def git(*words: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # A package in the environment of another project lies in that project's checkout, but is no part of it.
+    ours = git("ls-files", "--error-unmatch", "selattn/utils/records.py")
+    commit = None if ours is None else git("rev-parse", "HEAD")
+    changed = None if commit is None else git("status", "--porcelain", "--untracked-files=all", "--", *CODE)
+    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
+
+
+def check_output(path: Path | None) -> None:
+    """Whether a file can be written there, as far as that can be told: before long work rather than after it."""
+    if path is None:
+        return
+    check_parents(path)
+    if not path.name or path.is_dir():
+        raise SelattnError(f"cannot write {path}: it is a folder; give the name of a file")
+    if path.exists() and not path.is_file():  # a device would be replaced by a file
+        raise SelattnError(f"cannot write {path}: it is no ordinary file; give the name of a file")
+
+
+def check_parents(path: Path) -> None:
+    """Whether a file or folder can be made there, as far as the folders above it say."""
+    try:
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+    except OSError as error:
+        raise SelattnError(f"cannot write {path}: {error.strerror}") from None
+    if not above.is_dir():
+        raise SelattnError(f"cannot write {path}: {above} is not a folder")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise SelattnError(f"cannot write {path}: you may not write in {above}")
+
+
+def write_record(path: str | Path, data: dict[str, Any], seed: int | Sequence[int | None] | None) -> Path:
+    """Write `data` with the command, seed, commit, versions and machine around it; whole or not at all."""
+    path = Path(path)
+    check_output(path)
+    record = {
+        "command": shlex.join(_command()),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        **revision(),
+        "versions": versions(),
+        "machine": machine(),
+        **data,
+    }
+    half = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            half.write_text(json.dumps(record, indent=2) + "\n")
+            half.replace(path)
+        finally:
+            half.unlink(missing_ok=True)
+    except OSError as error:
+        raise SelattnError(f"cannot write {path}: {error.strerror}") from None
+    return path
+
+
+def read_record(path: str | Path) -> dict[str, Any]:
+    """What `write_record` wrote."""
+    try:
+        found = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise SelattnError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "versions" not in found:
+        raise SelattnError(f"{path} is not a record")
+    return found
+
+
+def _command() -> list[str]:
+    """The command line as a reader would type it, free of this machine's folders."""
+    program = Path(sys.argv[0])
+    if program.suffix != ".py":
+        return [program.name, *sys.argv[1:]]
+    try:
+        shown = program.resolve().relative_to(Path.cwd())
+    except ValueError:
+        shown = Path(program.name)
+    return ["python", str(shown), *sys.argv[1:]]
+
+
+def _processor() -> str:
+    """The processor's name; Linux hides it in /proc."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
