@@ -1,42 +1,49 @@
 """Attention through a layer of the cache, and the same budgets in an ordinary full forward.
 
 attend         new queries after what the layer keeps: one (decoding), or many (a prompt, a draft)
+defer          whole sequences are kept by an empty layer, later
 attend_whole   whole sequences with no cache: every row sees what it would have seen in decoding
 """
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as nnf
 
-from selattn.cache import compiled
+from selattn.cache import gradients
 from selattn.cache.decode import decode
-from selattn.cache.entries import Entries, starts
-from selattn.cache.evict import evict
-from selattn.cache.order import Order, Strip
-from selattn.cache.policies import Policy
+from selattn.cache.entries import Entries
 from selattn.cache.slots import SlotLayer
-from selattn.cache.tokens import Rules, Tokens
 from selattn.errors import SelattnError
+from selattn.eviction import Policy
 from selattn.ops import Attention, Sequences, causal_attention, selective_attention
-from selattn.ops.patterns import pattern_visible
-from selattn.ops.request import Request
-from selattn.ops.tile import Tile, compute_dtype, head_logits, selected, visible
+from selattn.ops.backends import dispatch
+from selattn.ops.backends.tile import compute_dtype
+from selattn.ops.order import NEVER, Order, OrderRequest
+from selattn.ops.sequences import starts
+from selattn.ops.tokens import Rules, Tokens, position_mask
 
 PIECE = 512  # queries of a prompt that are served at once
 DRAFT = 128  # tokens that can be taken back
-STRIP = 128  # queries whose logits are held at once for the eviction order
 
 
 def attend(layer: SlotLayer, tokens: Tokens, rules: Rules) -> Attention:
-    """New tokens attend to what the layer keeps and to each other, and are kept, as if they had come one by one."""
+    """New tokens attend to what the layer keeps and to each other, and are kept, as if they had come one by one.
+
+    There are no gradients: to ask for one is an error. The columns of F and of the weights are positions in the
+    sequence. A token that has left has no weight, and its F is NaN: it is gone with the token.
+    """
+    if gradients.needed(tokens):
+        with torch.no_grad():
+            result = attend(layer, *gradients.detached(tokens, rules))
+        return gradients.refuse_backward(result, tokens)
+    if layer.deferred is not None:
+        layer.settle()
     batch, count = tokens.query.shape[0], tokens.query.shape[2]
-    if torch.is_grad_enabled() and tokens.key.requires_grad:
-        raise SelattnError("a cache would cut gradients off: run under torch.no_grad(), or without a cache")
     if not layer.is_initialized:
         layer.allocate(tokens.key, tokens.value, rules.masks(tokens), tokens.selection_key)
     assert layer.keys is not None
@@ -47,16 +54,27 @@ def attend(layer: SlotLayer, tokens: Tokens, rules: Rules) -> Attention:
     if count == 1 and tokens.real is None and plain and together and layer.entries is None:
         return decode(layer, tokens, rules)
     if rules.return_f or rules.return_weights or rules.return_memory:
-        return _piece(layer, tokens, rules, keep_draft=layer.record_past)
+        result, positions = _piece(layer, tokens, rules, keep_draft=layer.record_past)
+        return _by_position(result, positions, int(layer.length.max()))
     # A long prompt in pieces: memory follows the budget and the piece. What may be taken back is the last piece.
     draft = min(count, DRAFT) if layer.record_past else 0
     borders = [*range(0, count - draft, PIECE), count - draft, count]
     outputs = [
-        _piece(layer, tokens.cut(begin, end), rules, keep_draft=layer.record_past and end == count).output
+        _piece(layer, tokens.cut(begin, end), rules, keep_draft=layer.record_past and end == count)[0].output
         for begin, end in itertools.pairwise(borders)
         if begin < end
     ]
     return Attention(outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2))
+
+
+def defer(layer: SlotLayer, tokens: Tokens, rules: Rules) -> None:
+    """An empty layer takes whole sequences, for which `attend_whole` does the work; what is kept is found when needed.
+
+    A forward pass that has gradients costs nothing more for a cache that nobody reads.
+    """
+    tokens, rules = gradients.detached(tokens, rules)
+    plain = rules._replace(dropout_p=0.0, return_f=False, return_memory=False, return_weights=False)
+    layer.deferred = partial(attend, tokens=tokens, rules=plain)
 
 
 def attend_whole(
@@ -66,7 +84,10 @@ def attend_whole(
     budget: int | None = None,
     policy: Policy | None = None,
 ) -> Attention:
-    """Whole sequences. With a budget each row sees what it would have seen in decoding. Has gradients."""
+    """Whole sequences. With a budget each row sees what it would have seen in decoding. Has gradients.
+
+    Where a budget is in force, `evicted_at` says the row from which each key is gone, `NEVER` if it stays.
+    """
     limits: dict[str, Any] = {"sequences": sequences, "window": rules.window}
     batch, groups, count = tokens.key.shape[:3]
     if sequences is None:
@@ -74,8 +95,8 @@ def attend_whole(
     else:
         positions = sequences.positions.masked_fill(~sequences.real, -1).expand(batch, count)
     if rules.selection is not None and rules.pattern is not None:  # which the selective operator takes as a mask
-        limits["attn_mask"] = _position_mask(positions, count, rules._replace(window=None), tokens.query.shape[1])
-    if budget is None or policy is None or not policy.evicts:
+        limits["attn_mask"] = position_mask(positions, count, rules._replace(window=None), tokens.query.shape[1])
+    if policy is None or not in_force(budget, policy):
         return _operator(tokens, tokens.key, tokens.value, tokens.selection_key, rules, limits)
     if policy.per_head and tokens.selection_key is not None:
         raise SelattnError(f"the policy {policy.name!r} evicts for each head: a separate bilinear form belongs to none")
@@ -83,7 +104,13 @@ def attend_whole(
     entries = none.append(tokens.key, tokens.value, positions, tokens.selection_key)
     order, _ = _order(entries, tokens, rules, budget, policy, history=False)
     limits["visible_until"] = _one_or_each(order.until)
-    return _operator(tokens, tokens.key, tokens.value, tokens.selection_key, rules, limits)
+    result = _operator(tokens, tokens.key, tokens.value, tokens.selection_key, rules, limits)
+    return result._replace(evicted_at=order.until)
+
+
+def in_force(budget: int | None, policy: Policy) -> bool:
+    """Whether anybody can leave: for want of room, or because the policy lets tokens go before."""
+    return policy.evicts and (budget is not None or policy.leaves_early)
 
 
 def _none(tokens: Tokens, rules: Rules, orders: int) -> Entries:
@@ -101,18 +128,21 @@ def _none(tokens: Tokens, rules: Rules, orders: int) -> Entries:
     )
 
 
-def _piece(layer: SlotLayer, tokens: Tokens, rules: Rules, keep_draft: bool) -> Attention:
-    """Some tokens at once: who leaves when, attention with that, and what is kept goes back into the slots."""
+def _piece(layer: SlotLayer, tokens: Tokens, rules: Rules, keep_draft: bool) -> tuple[Attention, Tensor]:
+    """Some tokens at once: who leaves when, attention with that, and what is kept goes back into the slots.
+
+    The result is over entries; their positions [B, E] come with it.
+    """
     before = layer.take()
     real = torch.ones_like(tokens.key[:, 0, :, 0], dtype=torch.bool) if tokens.real is None else tokens.real
     positions = (layer.length[:, None] + real.cumsum(-1) - 1).masked_fill(~real, -1)
     entries = before.append(tokens.key, tokens.value, positions, tokens.selection_key)
     order = Order(entries.until, entries.state, entries.score)
     scores = None
-    if layer.budget is not None:
+    if in_force(layer.budget, layer.policy):
         order, scores = _order(entries, tokens, rules, layer.budget, layer.policy, history=keep_draft)
     rules = rules._replace(return_f=rules.return_f or keep_draft)
-    result = _over_entries(entries, tokens, rules, order.until if layer.budget is not None else None)
+    result = _over_entries(entries, tokens, rules, order.until if in_force(layer.budget, layer.policy) else None)
     state = order.state if result.state is None else result.state
     done = Entries(
         entries.keys, entries.values, entries.positions, order.until, state, order.score, entries.selection_keys
@@ -121,7 +151,7 @@ def _piece(layer: SlotLayer, tokens: Tokens, rules: Rules, keep_draft: bool) -> 
     layer.seen += positions.shape[-1]
     if not keep_draft:
         layer.put(done)
-        return result
+        return result, entries.positions
     if not layer.history:
         layer.history = [(before.state, before.score)]
     for row in range(positions.shape[-1]):
@@ -130,67 +160,45 @@ def _piece(layer: SlotLayer, tokens: Tokens, rules: Rules, keep_draft: bool) -> 
         state_then = state if result.f is None or at >= result.f.shape[-2] else result.f[..., at, :]
         layer.history.append((state_then, order.score if scores is None else scores[row]))
     layer.entries = done
-    return result
+    return result, entries.positions
+
+
+def _by_position(result: Attention, positions: Tensor, length: int) -> Attention:
+    """What is over entries at `positions` [B, E], over the positions 0 to length - 1."""
+    at = positions.where(positions >= 0, length)[:, None, None]  # padding goes to one place more, which is cut off
+
+    def spread(x: Tensor | None, gone: float) -> Tensor | None:
+        if x is None:
+            return None
+        wide = x.new_full((*x.shape[:-1], length + 1), gone)
+        return wide.scatter(-1, at.expand_as(x), x)[..., :length]
+
+    return result._replace(f=spread(result.f, torch.nan), weights=spread(result.weights, 0.0))
 
 
 def _order(
-    entries: Entries, tokens: Tokens, rules: Rules, budget: int, policy: Policy, history: bool
+    entries: Entries, tokens: Tokens, rules: Rules, budget: int | None, policy: Policy, history: bool
 ) -> tuple[Order, Tensor | None]:
-    """The eviction order over the new tokens: by the compiled library, or strip by strip."""
+    """The eviction order over the new tokens."""
     before = Order(entries.until, entries.state, entries.score)
-    if compiled.makes_order(policy, tokens, rules):
-        return compiled.order_of(policy, budget, tokens, rules, entries.keys, entries.positions, before, history)
-    request = _request(entries, tokens, rules)
-    heads, groups, count = tokens.query.shape[1], tokens.key.shape[1], tokens.query.shape[2]
-    selecting = [] if rules.selection is None else [head // (heads // groups) for head in rules.selection.heads]
-    if tokens.selection_query is not None:
-        selecting = [0] * rules.masks(tokens)  # a separate form belongs to no head; there is one order for all
-    order = before
-    selects = request.selection is not None and (policy.needs_weights or policy.needs_selection)
-    past, scores = entries.size - count, []
-    with torch.no_grad():
-        for r0 in range(0, count, STRIP):
-            r1 = min(count, r0 + STRIP)
-            size = past + r1
-            t = Tile(r0, r1, 0, size)
-            seen = visible(request, t)
-            strip = Strip(
-                entries.positions[:, :size],
-                head_logits(request, t).masked_fill(~seen, -torch.inf) if policy.needs_weights else None,
-                selected(request, t, seen) if selects else None,
-                (heads, groups),
-                selecting if selects else [],
-                r1 - r0,
-                request.selection is None or request.selection.shift,
-            )
-            found, after = evict(policy, budget, strip, Order(*(x[..., :size] for x in order)), history)
-            order = Order(*(torch.cat([new, old[..., size:]], -1) for new, old in zip(found, order, strict=True)))
-            if after is not None:
-                scores.append(nnf.pad(after, (0, entries.size - size)))
-    return order, torch.cat(scores) if scores else None
-
-
-def _request(entries: Entries, tokens: Tokens, rules: Rules) -> Request:
-    """The new tokens over all entries, with no regard to who leaves during them."""
-    query = tokens.query
-    return Request(
-        query,
+    request = OrderRequest(
+        tokens,
+        rules,
         entries.keys,
-        entries.values,
-        scale=rules.scale_of(query),
-        start=starts(entries.positions),
-        mask=_position_mask(entries.positions, query.shape[-2], rules, query.shape[1]),
-        selection=rules.selection,
-        selection_query=tokens.selection_query,
-        selection_key=entries.selection_keys,
-        strength=rules.strength_of(query),
+        entries.selection_keys,
+        entries.positions,
+        policy,
+        NEVER if budget is None else budget,
+        before,
+        history,
     )
+    return dispatch.order(request, rules.backend)
 
 
 def _over_entries(entries: Entries, tokens: Tokens, rules: Rules, until: Tensor | None) -> Attention:
     """The operator over entries, each of which is gone from row `until`; gives the state, too."""
     count = tokens.query.shape[-2]
-    mask = _position_mask(entries.positions, count, rules, tokens.query.shape[1])
+    mask = position_mask(entries.positions, count, rules, tokens.query.shape[1])
     limits: dict[str, Any] = {"attn_mask": mask}
     # With a mask always: that of a single query would be taken for padding.
     some = until is not None or mask is not None
@@ -238,16 +246,3 @@ def _operator(
 def _one_or_each(until: Tensor) -> Tensor:
     """[B, P, M] as `visible_until` wants it: [B, M] where all heads agree."""
     return until[:, 0] if until.shape[1] == 1 else until
-
-
-def _position_mask(positions: Tensor, count: int, rules: Rules, heads: int) -> Tensor | None:
-    """[B, 1 or H, n, E] what a window or pattern shows: entries are not where their tokens were, so by position."""
-    if rules.window is None and rules.pattern is None:
-        return None
-    i, j = positions[:, -count:, None], positions[:, None, :]
-    seen = torch.ones_like(i == j)[:, None]
-    if rules.window is not None:
-        seen = seen & (i - j < rules.window)[:, None]
-    if rules.pattern is not None:
-        seen = seen & pattern_visible(rules.pattern, i, j, heads)
-    return seen

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
 from transformers.cache_utils import Cache
 
-from selattn.cache.budgets import Budgets
-from selattn.cache.policies import Policy, make_policy
 from selattn.cache.slots import SlotLayer
+from selattn.eviction.budgets import Budgets
+from selattn.eviction.policies import Policy, make_policy
 
 
 class SelectiveCache(Cache):
@@ -38,22 +37,19 @@ class SelectiveCache(Cache):
 
     def nbytes(self) -> int:
         """Bytes of all that the cache holds, storage that is still empty included."""
-        return sum(x.numel() * x.element_size() for layer in self.layers for x in _tensors(layer))
+        return sum(x.numel() * x.element_size() for layer in self.layers for x in layer.tensors().values())
 
     def full_nbytes(self) -> int:
         """Bytes of the keys and values of all tokens so far, as a cache that drops nothing would hold them."""
         total = 0
         for layer in self.layers:
+            tokens = layer.get_seq_length()
             for x in (layer.keys, layer.values):
                 if x is not None:
-                    total += x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() * layer.get_seq_length()
+                    total += x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() * tokens
         return total
 
     @property
     def is_croppable(self) -> bool:
         """Drafts can be taken back, once `activate_past_recording` was called."""
         return True
-
-
-def _tensors(layer: SlotLayer) -> list[Tensor]:
-    return list(layer.tensors().values()) if layer.is_initialized else []

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from selattn.cache.order import NEVER
+from selattn.ops.order import NEVER
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,3 @@ class Entries:
     def kept(self) -> Tensor:
         """[B, P, E] bool: what is there after the last row."""
         return (self.positions[:, None] >= 0) & (self.until >= self.size)
-
-
-def starts(positions: Tensor) -> Tensor:
-    """`Sequences.start` of entries: padding has E; other entries that of the first token, -1 if it is gone."""
-    size = positions.shape[-1]
-    index = torch.arange(size, device=positions.device)
-    first = torch.where(positions == 0, index, -1).cummax(-1).values
-    return torch.where(positions >= 0, first, size)

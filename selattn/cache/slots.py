@@ -1,8 +1,9 @@
-"""One layer of the cache: fixed storage for K_l tokens, in which the token that leaves is overwritten in place.
+"""One layer of the cache: storage for at most K_l tokens, in which the token that leaves is overwritten in place.
 
 F at row i depends on earlier queries only, so the token to leave is known before row i attends, and its slot can take
-the new one. A step of decoding touches nothing but these tensors, all of fixed shape. Several queries at once (a
-prompt, a draft) go through `Entries`, and what is kept of them is put back into the slots.
+the new one. A step of decoding touches nothing but these tensors. They grow with the text until they have K_l slots,
+and from then on their shapes are fixed. Several queries at once (a prompt, a draft) go through `Entries`, and what is
+kept of them is put back into the slots.
 
 Shapes: C slots; P independent eviction orders, 1 or the number G of key-value heads; S selection masks.
 """
@@ -18,11 +19,15 @@ from torch.nn import functional as nnf
 from transformers.cache_utils import CacheLayerMixin
 
 from selattn.cache.entries import Entries
-from selattn.cache.order import NEVER
-from selattn.cache.policies import Policy
 from selattn.errors import SelattnError
+from selattn.eviction import Policy
+from selattn.ops.order import NEVER, Kept
 
-GROWTH = 256  # slots that are added at once, at least, to a layer without a budget
+SPARE = 8  # slots that a layer which grows has for coming tokens, at least
+SHARE = 8  # beyond that, one for so many tokens: a step reads all of them, so copying them all that seldom costs little
+FIXED = (
+    4096  # a budget up to which a compiled step takes all slots at once: with many layers, it would be made too often
+)
 
 
 class SlotLayer(CacheLayerMixin):
@@ -38,7 +43,9 @@ class SlotLayer(CacheLayerMixin):
         self.entries: Entries | None = None  # while a draft may be taken back
         self.history: list[tuple[Tensor, Tensor]] = []  # state and score before a draft and after each of its tokens
         self.record_past = False
+        self.deferred: Callable[[SlotLayer], Any] | None = None  # fills this layer, as soon as somebody looks into it
         self.selection_keys: Tensor | None = None
+        self.filled = 0  # slots that a row has taken at most; counted while the storage is smaller than the budget
 
     # -- storage ------------------------------------------------------------------------------------------------------
 
@@ -46,7 +53,7 @@ class SlotLayer(CacheLayerMixin):
         """Empty slots for tokens like these, [B, G, n, D]."""
         batch, groups = key.shape[:2]
         orders = groups if self.policy.per_head else 1
-        slots = self.budget if self.budget is not None else 0
+        slots = 0 if self.budget is None else min(self.budget, SPARE)
         exact = torch.float64 if key.dtype == torch.float64 else torch.float32
         self.dtype, self.device = key.dtype, key.device
         self.keys = key.new_zeros(batch, groups, slots, key.shape[-1])
@@ -64,16 +71,30 @@ class SlotLayer(CacheLayerMixin):
             self.selection_keys = selection_key.new_zeros(batch, masks, slots, selection_key.shape[-1])
         self.length = torch.zeros(batch, dtype=torch.int64, device=key.device)  # real tokens seen, of each row
         self.seen = torch.zeros((), dtype=torch.int64)  # tokens seen, padding included
+        self.filled = 0
         self.is_initialized = True
 
-    def make_room(self, tokens: int) -> None:
-        """A layer without a budget grows in large steps, so that appending does not copy it all each time."""
+    @property
+    def grows(self) -> bool:
+        """Whether the storage is still smaller than the budget."""
+        assert self.keys is not None
+        return self.budget is None or self.keys.shape[-2] < self.budget
+
+    def make_room(self, tokens: int, fixed: bool = False) -> None:
+        """For `tokens`, and for some more, so that appending does not copy everything each time.
+
+        fixed: for all that a budget of usual size can ever ask for, so that shapes stay as they are from now on.
+        """
         assert self.keys is not None
         assert self.values is not None
         slots = self.keys.shape[-2]
-        if self.budget is not None or tokens <= slots:
+        at_once = fixed and self.budget is not None and self.budget <= FIXED
+        if not self.grows or (tokens <= slots and not at_once):
             return
-        more = max(tokens - slots, slots // 2, GROWTH)
+        wanted = tokens + max(SPARE, tokens // SHARE)
+        if self.budget is not None:
+            wanted = self.budget if at_once else min(wanted, self.budget)
+        more = wanted - slots
         self.keys, self.values = nnf.pad(self.keys, (0, 0, 0, more)), nnf.pad(self.values, (0, 0, 0, more))
         self.position = nnf.pad(self.position, (0, more), value=-1)
         self.state = nnf.pad(self.state, (0, more))
@@ -82,8 +103,33 @@ class SlotLayer(CacheLayerMixin):
         if self.selection_keys is not None:
             self.selection_keys = nnf.pad(self.selection_keys, (0, 0, 0, more))
 
+    def drop_early(self) -> None:
+        """Empty the slots of the tokens that the policy lets go although there is room."""
+        if not self.position.numel():
+            return
+        score = self.score if self.policy.needs_weights else torch.zeros_like(self.position, dtype=self.state.dtype)
+        reads = self.policy.needs_f and self.state.shape[1]
+        f = self.state[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
+        leaves = self.policy.leaves(Kept(self.position, score, f, NEVER if self.budget is None else self.budget))
+        if leaves is not None:
+            self.position.masked_fill_(leaves & (self.position >= 0), -1)
+        if not torch.compiler.is_compiling():  # what is empty is taken again before the storage grows
+            last = torch.arange(1, self.position.shape[-1] + 1, device=self.position.device)
+            self.filled = int(last.where(self.position >= 0, 0).max())
+
+    @torch.compiler.disable
+    def settle(self) -> None:
+        """Take what was deferred."""
+        fill, self.deferred = self.deferred, None
+        if fill is not None:
+            with torch.no_grad():
+                fill(self)
+
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the layer holds, but for a draft."""
+        self.settle()
+        if not self.is_initialized:
+            return {}
         names = ("keys", "values", "position", "state", "score", "selection_keys", "length", "seen")
         return {name: getattr(self, name) for name in names if getattr(self, name, None) is not None}
 
@@ -143,7 +189,8 @@ class SlotLayer(CacheLayerMixin):
     def put(self, entries: Entries) -> None:
         """Make evictions final: what is kept goes into the slots, everything else is gone."""
         kept = entries.kept()
-        self.make_room(int(kept.sum(-1).max()))
+        self.filled = int(kept.sum(-1).max())
+        self.make_room(self.filled)
         assert self.keys is not None
         assert self.values is not None
         slots = self.keys.shape[-2]
@@ -171,6 +218,8 @@ class SlotLayer(CacheLayerMixin):
 
     def get_seq_length(self) -> int:
         """Tokens seen so far, whether kept or not: positions go on from here."""
+        if self.deferred is not None:
+            self.settle()
         return int(self.seen) if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -195,6 +244,7 @@ class SlotLayer(CacheLayerMixin):
 
     def crop(self, tokens_to_remove: int) -> None:
         """Take back the last -tokens_to_remove tokens of a draft, and all that they selected and evicted."""
+        self.settle()
         remove = abs(tokens_to_remove)
         if self.entries is None:
             if remove:
@@ -213,9 +263,9 @@ class SlotLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.entries, self.history, self.selection_keys = None, [], None
+        self.entries, self.history, self.selection_keys, self.deferred = None, [], None, None
         self.keys = self.values = None
-        self.is_initialized = False
+        self.filled, self.is_initialized = 0, False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Beam search: the rows of the batch are chosen anew."""
@@ -230,6 +280,7 @@ class SlotLayer(CacheLayerMixin):
         self._rows(lambda x: x.repeat_interleave(repeats, 0))
 
     def _rows(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.settle()
         if not self.is_initialized:
             return
         for name, tensor in self.tensors().items():

@@ -1,7 +1,7 @@
 """Tensors in, tensors out: what F is, attention with it and without, and the backends that compute it."""
 
 from selattn.ops.attention import causal_attention, selective_attention
-from selattn.ops.dispatch import backends
+from selattn.ops.backends.dispatch import backends
 from selattn.ops.patterns import Fixed, Pattern, Strided
 from selattn.ops.request import Attention
 from selattn.ops.selection import Selection

@@ -6,17 +6,19 @@ causal_attention      the baselines that the paper trains: standard, local windo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from selattn.ops import checks, dispatch
+from selattn.ops import checks
+from selattn.ops.backends import dispatch
+from selattn.ops.backends.tile import compute_dtype
 from selattn.ops.patterns import Pattern
 from selattn.ops.request import Request
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
-from selattn.ops.tile import compute_dtype
 
 DEFAULT_SELECTION = Selection()
 
@@ -72,8 +74,8 @@ def selective_attention(
         selection_key: [B, S, M, Ds].
         strength: in [0, 1], multiplies S. A 0-d tensor is not differentiated, and can change without recompilation.
         sequences: padding and packed documents. See `Sequences`; the default is one sequence of M tokens in each row.
-        window: a query sees the last `window` keys only, its own included.
-        softcap: logits become softcap * tanh(logits / softcap).
+        window: a query sees the last `window` tokens of its sequence only, its own included; padding is not counted.
+        softcap: logits become softcap * tanh(logits / softcap); infinity is no cap.
         visible_until: integers [B, M] or [B, G, M]: key j is seen by row i only if i < visible_until[..., j]. Rows are
             counted in key positions. This is what pruning is.
         state: [B, S, M - N], what the queries before these ones selected (`Attention.state` of an earlier call).
@@ -85,19 +87,26 @@ def selective_attention(
         return_weights: return the attention weights, [B, H, N, M].
         return_living: return the share of the visible pairs that was computed, [B].
         tolerance: the attention mass that a row may lose to columns that are left out because they are forgotten for
-            good. The default is below fp32's rounding; 0 leaves nothing out. Only the backend "cpu" leaves any out.
+            good. The default is below fp32's rounding; 0 leaves nothing out. Only "cpu" and "triton" leave any out.
+            With "cpu" the values that a row loses also add up to no more than that share of the smallest one (but 0).
         backend: "auto", or a name from `selattn.ops.backends()`.
 
     Returns:
         The output [B, H, N, Dv]; with any `return_*`, an `Attention` tuple with that and what was asked for. All of it
         has gradients with respect to query, key, value, a floating point attn_mask, the separate form and the state.
     """
+    checks.kinds(selection=selection, strength=strength, tau=tau, tolerance=tolerance)
+    checks.kinds(return_f=return_f, return_memory=return_memory, return_state=return_state)
+    checks.kinds(return_weights=return_weights, return_living=return_living)
+    checks.optional(selection_query=selection_query, selection_key=selection_key, state=state)
+    checks.kinds(query=query, key=key, value=value, is_causal=is_causal, backend=backend)
     if not is_causal:
         raise checks.error("selective attention is causal: leave is_causal at True")
     query, key, value, selection_query, selection_key = _autocast(query, key, value, selection_query, selection_key)
     request = _request(
         query, key, value, attn_mask, dropout_p, scale, enable_gqa, sequences, window, softcap, visible_until
     )
+    checks.places(query, selection_query=selection_query, selection_key=selection_key, state=state)
     checks.selection(query, key, selection, selection_query, selection_key)
     checks.positive("tau", tau)
     checks.tolerance(tolerance)
@@ -140,6 +149,8 @@ def causal_attention(
 
     `pattern` is a `Strided` or `Fixed` of Child et al. (2019); positions are counted inside each sequence.
     """
+    checks.optional(pattern=pattern)
+    checks.kinds(query=query, key=key, value=value, is_causal=is_causal, return_weights=return_weights, backend=backend)
     if not is_causal:
         raise checks.error("causal_attention is causal: leave is_causal at True")
     query, key, value = _autocast(query, key, value)
@@ -163,7 +174,12 @@ def _request(
     visible_until: Tensor | None,
 ) -> Request:
     """What selective and standard attention have in common, checked."""
+    checks.kinds(dropout_p=dropout_p, enable_gqa=enable_gqa)
+    checks.optional(scale=scale, softcap=softcap, window=window)
+    checks.optional(attn_mask=attn_mask, sequences=sequences, visible_until=visible_until)
     checks.tensors(query, key, value, enable_gqa)
+    start = None if sequences is None else sequences.start
+    checks.places(query, attn_mask=attn_mask, sequences=start, visible_until=visible_until)
     checks.numbers(dropout_p, scale, softcap, window)
     mask, bias = None, None
     if attn_mask is not None:
@@ -190,7 +206,7 @@ def _request(
         window=window,
         mask=mask,
         bias=bias,
-        softcap=softcap,
+        softcap=None if softcap == math.inf else softcap,  # a cap that nothing reaches
         dropout_p=dropout_p,
     )
 
@@ -214,17 +230,22 @@ def _state(request: Request, state: Tensor | None) -> Tensor | None:
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
     """Under autocast: the inputs in its dtype, as `scaled_dot_product_attention` takes them; fp64 is left alone."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not _autocasts(device):
         return tensors
     low = torch.get_autocast_dtype(device)
     half = (torch.float32, torch.bfloat16, torch.float16)
     return tuple(x.to(low) if x is not None and x.dtype in half else x for x in tensors)
 
 
+def _autocasts(device: str) -> bool:
+    """Whether autocast is on for a device; "meta" has none, and asking is an error."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def _run(request: Request, backend: str) -> Any:
     """Run it; autocast has been obeyed by now, and what backends do in fp32 (F above all) stays in fp32."""
     device = request.query.device.type
-    if torch.is_autocast_enabled(device):
+    if _autocasts(device):
         with torch.autocast(device, enabled=False):
             result = dispatch.attend(request, backend)
     else:

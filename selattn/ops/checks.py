@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
+from selattn.ops.patterns import Fixed, Strided
 from selattn.ops.request import Request
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+# What belongs where: types, and their name. What may be None says so when it is checked.
+_TENSOR = ((Tensor,), "a torch tensor")
+_NUMBER = ((int, float, torch.SymInt, torch.SymFloat), "a number")
+_FLAG = ((bool,), "True or False")
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    **dict.fromkeys(("query", "key", "value", "attn_mask", "selection_query", "selection_key"), _TENSOR),
+    **dict.fromkeys(("visible_until", "state"), _TENSOR),
+    **dict.fromkeys(("dropout_p", "scale", "softcap", "tau", "tolerance"), _NUMBER),
+    "strength": ((*_NUMBER[0], Tensor), "a number or a 0-d tensor"),
+    "window": ((int, torch.SymInt), "a whole number of keys, at least 1 (the query's own)"),
+    **dict.fromkeys(("is_causal", "enable_gqa", "return_f", "return_memory", "return_state"), _FLAG),
+    **dict.fromkeys(("return_weights", "return_living"), _FLAG),
+    "selection": ((Selection,), "a Selection"),
+    "sequences": ((Sequences,), "Sequences"),
+    "pattern": ((Strided, Fixed), "a Strided or a Fixed"),
+    "backend": ((str,), "the name of a backend"),
+}
 
 
 def error(message: str) -> SelattnError:
@@ -20,10 +40,44 @@ def error(message: str) -> SelattnError:
     return SelattnError(message)
 
 
+def kinds(**given: Any) -> None:
+    """Each argument, by its name, is the kind of thing that belongs there."""
+    for name, value in given.items():
+        types, said = _KINDS[name]
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            raise error(f"{name} must be {said}, not {_told(value)}")
+
+
+def optional(**given: Any) -> None:
+    """The same, for what may be None."""
+    for name, value in given.items():
+        if value is not None:
+            kinds(**{name: value})
+
+
+def places(query: Tensor, **others: Tensor | None) -> None:
+    """All tensors lie on one device."""
+    for name, x in others.items():
+        if x is not None and x.device != query.device:
+            hint = "sequences.to(device)" if name == "sequences" else ".to(device)"
+            raise error(f"query is on {query.device} but {name} is on {x.device}: move it with {hint}")
+
+
+def _told(value: Any) -> str:
+    """What somebody gave, in a few words."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return f"{name} (torch.from_numpy makes a tensor of it)" if name == "numpy.ndarray" else name
+
+
 def tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Ranks, sizes, dtypes and devices of query, key and value."""
     named = {"query": query, "key": key, "value": value}
     for name, x in named.items():
+        if x.is_nested or x.layout != torch.strided:
+            raise error(f"{name} must be a dense tensor, not a nested or sparse one: pad its rows, or pack them")
         if x.ndim != 4:
             raise error(f"{name} must be [batch, heads, length, head size], not {list(x.shape)}")
         if x.dtype != query.dtype or x.device != query.device:
@@ -32,8 +86,8 @@ def tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None
             )
         if x.shape[0] != query.shape[0]:
             raise error(f"query has batch size {query.shape[0]} but {name} has {x.shape[0]}")
-        if x.numel() == 0:
-            raise error(f"{name} {list(x.shape)} is empty: attention needs at least one row, head, token and feature")
+        if any(size == 0 for size in x.shape[1:]):  # but a batch of 0 is a batch
+            raise error(f"{name} {list(x.shape)} is empty: attention needs at least one head, token and feature")
     if query.dtype not in DTYPES:
         raise error(f"attention takes fp32, bf16, fp16 or fp64, not {query.dtype}")
     if key.shape[1:3] != value.shape[1:3]:
@@ -62,8 +116,8 @@ def numbers(dropout_p: float, scale: float | None, softcap: float | None, window
         raise error(f"scale must be a finite number, not {scale}")
     if softcap is not None:
         positive("softcap", softcap)
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
-        raise error(f"window must be a whole number of keys, at least 1 (the query's own), not {window}")
+    if window is not None and window < 1:
+        raise error(f"window must be {_KINDS['window'][1]}, not {window}")
 
 
 def positive(name: str, value: float) -> None:
@@ -93,9 +147,11 @@ def attn_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def visible_until(until: Tensor, key: Tensor) -> None:
     """Integers, one for each key of each row, or of each key-value head."""
     batch, groups, length = key.shape[:3]
-    if until.is_floating_point() or until.dtype == torch.bool:
+    if until.is_floating_point() or until.is_complex() or until.dtype == torch.bool:
         raise error(f"visible_until must hold integer rows, not {until.dtype}")
-    if tuple(until.shape) not in {(batch, length), (batch, groups, length)}:
+    # Compared one by one: looked up in a set, a length that a compiled graph leaves open would become a constant.
+    fits = until.ndim in (2, 3) and until.shape[0] == batch and until.shape[-1] == length
+    if not fits or (until.ndim == 3 and until.shape[1] != groups):
         raise error(
             f"visible_until must be {[batch, length]} or, each head on its own, {[batch, groups, length]}, "
             f"not {list(until.shape)}"
@@ -104,10 +160,10 @@ def visible_until(until: Tensor, key: Tensor) -> None:
 
 def sequences(given: Sequences, key: Tensor) -> None:
     """Sequences describe the keys."""
-    if tuple(given.start.shape) not in {(key.shape[0], key.shape[2]), (1, key.shape[2])}:
+    start = given.start
+    if start.shape[1] != key.shape[2] or (start.shape[0] != key.shape[0] and start.shape[0] != 1):
         raise error(
-            f"sequences are for {list(given.start.shape)} [batch, keys], "
-            f"but the keys are {[key.shape[0], key.shape[2]]}"
+            f"sequences are for {list(start.shape)} [batch, keys], but the keys are {[key.shape[0], key.shape[2]]}"
         )
 
 
@@ -147,8 +203,8 @@ def selection(
 def strength(value: float | Tensor) -> None:
     """In [0, 1]; a schedule, not a parameter."""
     if isinstance(value, Tensor):
-        if value.ndim or value.requires_grad:
-            raise error("strength must be a number or a 0-d tensor that needs no gradient (detach it)")
+        if value.ndim or value.requires_grad or not value.is_floating_point():
+            raise error("strength must be a number or a 0-d floating point tensor that needs no gradient (detach it)")
     elif not 0.0 <= value <= 1.0:
         raise error(f"strength must be in [0, 1], not {value}")
 

@@ -50,9 +50,9 @@ class Fixed:
 
     def __post_init__(self) -> None:
         _check(self)
-        if not 1 <= self.summary <= self.stride:
+        if not _whole(self.summary) or not 1 <= self.summary <= self.stride:
             raise SelattnError(
-                f"the summary of a fixed pattern must be 1 to its stride {self.stride}, not {self.summary}"
+                f"the summary of a fixed pattern must be 1 to its stride {self.stride}, not {self.summary!r}"
             )
 
     def parts(self, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,11 @@ def decode_pattern(code: list[int]) -> Pattern | None:
 
 
 def _check(pattern: Strided | Fixed) -> None:
-    if pattern.stride < 1:
-        raise SelattnError(f"the stride of a {pattern.kind} pattern must be at least 1, not {pattern.stride}")
+    if not _whole(pattern.stride) or pattern.stride < 1:
+        raise SelattnError(f"the stride of a {pattern.kind} pattern must be at least 1, not {pattern.stride!r}")
     if pattern.combine not in COMBINE:
         raise SelattnError(f"combine must be one of {', '.join(COMBINE)}, not {pattern.combine!r}")
+
+
+def _whole(x: object) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)

@@ -24,7 +24,7 @@ class Request(NamedTuple):
     # What a query sees, beside causality.
     start: Tensor | None = None  # [B, M] `Sequences.start`
     until: Tensor | None = None  # [B, 1 or G, M] the row from which a key is gone
-    window: int | None = None  # the last `window` keys, the own one included
+    window: int | None = None  # the last `window` tokens, the own one included
     pattern: Pattern | None = None
     mask: Tensor | None = None  # [B or 1, H or 1, N or 1, M or 1] bool, true where visible
     # What is done to the logits.
@@ -61,8 +61,13 @@ class Request(NamedTuple):
     @property
     def needs_grad(self) -> bool:
         """Whether a backward pass can follow."""
+        return any(x.requires_grad for x in self.differentiable)
+
+    @property
+    def differentiable(self) -> list[Tensor]:
+        """The inputs that results have derivatives with respect to."""
         inputs = (self.query, self.key, self.value, self.bias, self.selection_query, self.selection_key, self.state)
-        return any(x is not None and x.requires_grad for x in inputs)
+        return [x for x in inputs if x is not None]
 
 
 class Attention(NamedTuple):
@@ -75,6 +80,7 @@ class Attention(NamedTuple):
         state: [B, S, M] what all queries so far have selected, from which a later call continues.
         weights: [B, H, N, M] the attention weights, before dropout.
         living: [B] the share of the visible pairs that was computed; below 1 where dead columns were left out.
+        evicted_at: [B, P, M] the row from which a key is gone, with a budget (the operator itself has none).
     """
 
     output: Tensor
@@ -83,3 +89,4 @@ class Attention(NamedTuple):
     state: Tensor | None = None
     weights: Tensor | None = None
     living: Tensor | None = None
+    evicted_at: Tensor | None = None

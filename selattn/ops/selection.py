@@ -10,7 +10,7 @@ Everything here is computed in fp32 or better: a bf16 running sum over 512 rows 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -43,11 +43,42 @@ class Selection:
                 raise SelattnError(f"Selection.head must be a head index from 0, or a tuple of them, not {self.head!r}")
         if not self.heads:
             raise SelattnError("Selection.head is an empty tuple: name at least one selecting head")
+        for name in _SWITCHES:
+            if not isinstance(getattr(self, name), bool):
+                raise SelattnError(f"Selection.{name} must be True or False, not {getattr(self, name)!r}")
 
     @property
     def heads(self) -> tuple[int, ...]:
         """The selecting heads, one for each selection mask."""
         return self.head if isinstance(self.head, tuple) else (self.head,)
+
+    def exempt(self, key: Tensor, query: Tensor) -> Tensor:
+        """Bool: the keys that a query must not select (constraints 2 and 3), both by positions in the sequence."""
+        found = torch.zeros_like(key == query)
+        if self.protect_self:
+            found = found | (key == query)
+        if self.protect_first:
+            found = found | (key == 0)
+        return found
+
+    @staticmethod
+    def encode(selection: Selection | None) -> list[int]:
+        """As an operator of torch takes it: the switches, then the heads; empty for None."""
+        if selection is None:
+            return []
+        return [*(int(getattr(selection, name)) for name in _SWITCHES), *selection.heads]
+
+    @staticmethod
+    def decode(code: list[int]) -> Selection | None:
+        """What `encode` encoded."""
+        if not code:
+            return None
+        switches = {name: bool(value) for name, value in zip(_SWITCHES, code, strict=False)}
+        heads = tuple(code[len(_SWITCHES) :])
+        return Selection(heads if len(heads) > 1 else heads[0], **switches)
+
+
+_SWITCHES = tuple(field.name for field in fields(Selection) if field.name != "head")
 
 
 def constrain(logits: Tensor, allowed: Tensor, relu: bool, strength: Tensor | None) -> Tensor:

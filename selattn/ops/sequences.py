@@ -8,9 +8,11 @@ first real token of its sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from selattn.errors import SelattnError
 
@@ -27,6 +29,17 @@ class Sequences:
 
     start: Tensor
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.start, Tensor) or self.start.dtype != torch.int64 or self.start.ndim != 2:
+            raise SelattnError(
+                f"Sequences.start must be an int64 tensor [batch, keys], not {_kind(self.start)}: "
+                "build it with from_mask, from_documents, from_cu_seqlens or from_position_ids"
+            )
+
+    def to(self, device: torch.device | str | int, non_blocking: bool = False) -> Sequences:
+        """The same sequences on another device, for layers that live there. Accelerate's hooks call it, too."""
+        return Sequences(self.start.to(device, non_blocking=non_blocking))
+
     @property
     def real(self) -> Tensor:
         """[B, M] bool: True for tokens, False for padding."""
@@ -39,13 +52,12 @@ class Sequences:
 
     @property
     def positions(self) -> Tensor:
-        """[B, M] int64: the position inside the sequence, from 0; 0 for padding."""
-        index = torch.arange(self.start.shape[-1], device=self.start.device)
-        return (index - self.start).clamp(min=0)
+        """[B, M] int64: how many real tokens of its sequence stand before a token; 0 for padding."""
+        return positions(self.start)
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Sequences:
-        """One sequence in each row: mask [B, M], true (or 1) for real tokens. Padding may stand on either side."""
+        """One sequence in each row: mask [B, M], true (or 1) for real tokens. Padding may stand anywhere."""
         _check_grid("mask", mask)
         return cls.from_documents(torch.zeros_like(mask, dtype=torch.int64), mask)
 
@@ -53,11 +65,8 @@ class Sequences:
     def from_documents(cls, ids: Tensor, mask: Tensor | None = None) -> Sequences:
         """Packed rows: ids [B, M], a run of equal ids is one document. mask [B, M], if given, is false for padding."""
         _check_grid("ids", ids)
-        if mask is not None and mask.shape != ids.shape:
-            raise SelattnError(f"ids are {list(ids.shape)} but mask is {list(mask.shape)}: they must have one shape")
-        changes = torch.ones_like(ids, dtype=torch.bool)
-        changes[:, 1:] = ids[:, 1:] != ids[:, :-1]
-        return cls(_starts(changes, mask))
+        _check_mask("ids are", ids, mask)
+        return cls(_starts(ids != ids.roll(1, -1), mask))
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, total: int) -> Sequences:
@@ -65,17 +74,17 @@ class Sequences:
 
         Tokens past the last document are padding, as in a packed buffer that is not full.
         """
-        if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2 or cu_seqlens.is_floating_point():
-            raise SelattnError(
-                "cu_seqlens must be a 1-D integer tensor [0, ..., tokens], "
-                f"not {cu_seqlens.dtype} of shape {list(cu_seqlens.shape)}"
-            )
+        whole = isinstance(cu_seqlens, Tensor) and not cu_seqlens.is_floating_point()
+        if not whole or cu_seqlens.ndim != 1 or cu_seqlens.shape[0] < 2:
+            raise SelattnError(f"cu_seqlens must be a 1-D integer tensor [0, ..., tokens], not {_kind(cu_seqlens)}")
+        if isinstance(total, bool) or not isinstance(total, (int, torch.SymInt)) or total < 0:
+            raise SelattnError(f"total must be the number of tokens in the row, not {total!r}")
         cu = cu_seqlens.to(torch.int64)
         rule = f"cu_seqlens must begin with 0, never fall, and end at most at the row's {total} tokens"
         in_range = (cu[0] == 0) & (cu.diff() >= 0).all() & (cu[-1] <= total)
         if torch.compiler.is_compiling():
             torch._assert_async(in_range, rule)  # values are unknown here, so the graph itself asserts it
-        elif not bool(in_range):
+        elif not cu.is_meta and not bool(in_range):
             raise SelattnError(f"{rule}: {cu.tolist()} does not")
         index = torch.arange(total, device=cu.device)
         ids = torch.searchsorted(cu, index, right=True).unsqueeze(0)
@@ -85,13 +94,24 @@ class Sequences:
     def from_position_ids(cls, position_ids: Tensor, mask: Tensor | None = None) -> Sequences:
         """Padding-free rows as transformers passes them: a document begins where position_ids [B, M] restart."""
         _check_grid("position_ids", position_ids)
-        if mask is not None and mask.shape != position_ids.shape:
-            raise SelattnError(
-                f"position_ids are {list(position_ids.shape)} but mask is {list(mask.shape)}: they must have one shape"
-            )
-        changes = torch.ones_like(position_ids, dtype=torch.bool)
-        changes[:, 1:] = position_ids[:, 1:] != position_ids[:, :-1] + 1
-        return cls(_starts(changes, mask))
+        _check_mask("position_ids are", position_ids, mask)
+        return cls(_starts(position_ids != position_ids.roll(1, -1) + 1, mask))
+
+
+def positions(start: Tensor) -> Tensor:
+    """[B, M] `Sequences.positions` of a `Sequences.start`: padding between the tokens of a sequence does not count."""
+    keys = start.shape[-1]
+    real = start < keys
+    before = real.long().cumsum(-1) - 1
+    return (before - before.gather(-1, start.clamp(0, keys - 1))).where(real, 0)
+
+
+def starts(positions: Tensor) -> Tensor:
+    """`Sequences.start` of entries: padding has E; other entries that of the first token, -1 if it is gone."""
+    size = positions.shape[-1]
+    index = torch.arange(size, device=positions.device)
+    first = torch.where(positions == 0, index, -1).cummax(-1).values
+    return torch.where(positions >= 0, first, size)
 
 
 def visible_pairs(start: Tensor | None, until: Tensor | None, window: int | None, rows: int, keys: int) -> Tensor:
@@ -105,7 +125,8 @@ def visible_pairs(start: Tensor | None, until: Tensor | None, window: int | None
     # Key j is seen from its own row on, by the real rows of its sequence that the window and the eviction leave.
     high = torch.searchsorted(torch.where(real, start, -1).cummax(-1).values, start.contiguous(), right=True)
     if window is not None:
-        high = high.minimum(index + window)
+        rank = real.long().cumsum(-1)  # a window counts tokens, no padding
+        high = high.minimum(torch.searchsorted(rank, rank + window))
     if until is not None:
         high = high.minimum(until)
     low = index.clamp(min=keys - rows).expand(high.shape)
@@ -115,7 +136,7 @@ def visible_pairs(start: Tensor | None, until: Tensor | None, window: int | None
 
 
 def _starts(changes: Tensor, mask: Tensor | None) -> Tensor:
-    """The first real index of each token's run (a run begins at each true of `changes`), M for padding."""
+    """The first real index of each token's run (which begins at index 0 and where `changes`), M for padding."""
     index = torch.arange(changes.shape[-1], device=changes.device).expand(changes.shape)
     run = torch.where(changes, index, 0).cummax(-1).values
     if mask is None:
@@ -128,5 +149,37 @@ def _starts(changes: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _check_grid(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor):
+        raise SelattnError(f"{name} must be a tensor [batch, keys], not {_kind(tensor)}")
     if tensor.ndim != 2:
         raise SelattnError(f"{name} must be [batch, keys], not {list(tensor.shape)}")
+
+
+def _check_mask(who: str, ids: Tensor, mask: Tensor | None) -> None:
+    if mask is None:
+        return
+    _check_grid("mask", mask)
+    if mask.shape != ids.shape:
+        raise SelattnError(f"{who} {list(ids.shape)} but mask is {list(mask.shape)}: they must have one shape")
+
+
+def _kind(x: Any) -> str:
+    """What somebody gave, in a few words."""
+    return f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
+
+
+def _from_leaves(leaves: Any, _: Any) -> Sequences:
+    """Not checked: what goes over trees of tensors also puts other things into them (axes, names, None)."""
+    made = object.__new__(Sequences)
+    object.__setattr__(made, "start", next(iter(leaves)))
+    return made
+
+
+# A tree of tensors for torch: vmap goes over it, export takes it as an input, and hooks that move inputs find it.
+_pytree.register_pytree_node(
+    Sequences,
+    lambda sequences: ([sequences.start], None),
+    _from_leaves,
+    serialized_type_name="selattn.Sequences",
+    flatten_with_keys_fn=lambda sequences: ([(_pytree.GetAttrKey("start"), sequences.start)], None),
+)

@@ -6,6 +6,7 @@ fp64, where nothing but exact ties is too close for the eviction order.
 
 import importlib
 import itertools
+from contextlib import contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
@@ -13,9 +14,11 @@ import torch
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn import native
-from selattn.cache import POLICIES, Policy, Rules, SlotLayer, Tokens, attend, attend_whole, make_policy
+from selattn.cache import SlotLayer, attend, attend_whole
+from selattn.eviction import POLICIES, Policy, make_policy
 from selattn.ops import Selection
+from selattn.ops.backends import plain_order
+from selattn.ops.tokens import Rules, Tokens
 from tests.cache.simulation import Run, simulate
 from tests.ops.cases import PATTERNS, rows, selections, sequences
 
@@ -72,14 +75,10 @@ class Case:
 
     def whole(self, compiled=True):
         """The full forward, its eviction order by the compiled library or in Python."""
-        library = native.library if compiled else lambda: None
-        with (
-            mock.patch.object(native, "library", library),
-            mock.patch.object(attend_module, "_operator", wraps=attend_module._operator) as operator,
-        ):
-            got = attend_whole(self.tokens, self.sequences(), self.rules, self.budget, self.make_policy())
-        until = operator.call_args.args[-1]["visible_until"]
-        until = (until if until.ndim == 3 else until[:, None]).tolist()
+        rules = self.rules if compiled else self.rules._replace(backend="reference")
+        got = attend_whole(self.tokens, self.sequences(), rules, self.budget, self.make_policy())
+        until = got.evicted_at
+        until = until.tolist()
         kept = [[None] * self.size for _ in self.documents]
         for b, row in enumerate(self.documents):
             for i, mine in enumerate(row):
@@ -119,9 +118,11 @@ def assert_same_run(case, got, want, atol=1e-9):
     assert_close(got.output * real, want.output * real, rtol=0, atol=atol)
 
 
+@contextmanager
 def in_strips(piece, strip):
     """A context in which a prompt is served in pieces, and its eviction order found in strips, of these sizes."""
-    return mock.patch.multiple(attend_module, PIECE=piece, STRIP=strip)
+    with mock.patch.object(attend_module, "PIECE", piece), mock.patch.object(plain_order, "STRIP", strip):
+        yield
 
 
 def some_case(policy="selective", budget=5, size=12, batch=2, selection=DEFAULT, dtype=torch.float64, **rules):
@@ -131,7 +132,7 @@ def some_case(policy="selective", budget=5, size=12, batch=2, selection=DEFAULT,
 
 
 @st.composite
-def cases(draw, policies=tuple(POLICIES), kinds=("full", "padded", "padded", "empty"), most=20):
+def cases(draw, policies=tuple(POLICIES), kinds=("full", "padded", "holes", "empty"), most=20):
     """A whole situation."""
     chance = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     B, G, shared = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 3))

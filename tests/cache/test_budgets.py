@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.cache import Budgets, SelectiveCache
+from selattn.cache import SelectiveCache
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets
 
 PAPER = (8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8)
 number = st.integers(2, 10**6)
@@ -99,6 +100,12 @@ def test_a_budget_is_a_whole_number_of_at_least_2(value):
             make(value)
 
 
+@pytest.mark.parametrize("value", [2**31, 10**30, [8, 10**9999], -(10**9999)], ids=["2", "10", "list", "minus"])
+def test_absurd_sizes_are_one_line(value):
+    with pytest.raises(SelattnError, match=r"^a budget must be at most 2,147,483,647 tokens: leave it out [^\n]+$"):
+        Budgets.of(value)
+
+
 @pytest.mark.parametrize("value", [[], ()])
 def test_no_budgets_at_all(value):
     with pytest.raises(SelattnError, match=r"^budgets are an empty list: give one number, or one for each layer$"):
@@ -117,6 +124,12 @@ def test_no_budgets_at_all(value):
         (b"8.5", "the budgets file 'PATH' has no number or list under \"budgets\""),
         (b"[8, 1]", "a budget must be a whole number of at least 2 tokens, not 1"),
         (b"[8, 8.0]", "a budget must be a whole number of at least 2 tokens, not 8.0"),
+        (b"9" * 9999, "the budgets file 'PATH' is not JSON: write a list such as [8, 48, 8]"),
+        (b"[" * 99_999, "the budgets file 'PATH' is not JSON: write a list such as [8, 48, 8]"),
+        (
+            b"[8, 99999999999999999999]",
+            "a budget must be at most 2,147,483,647 tokens: leave it out to keep everything",
+        ),
         (b"true", "a budget must be a whole number of at least 2 tokens, not True"),
         (b"[]", "budgets are an empty list: give one number, or one for each layer"),
     ],

@@ -45,6 +45,21 @@ def test_decode_compiles_to_one_graph(kind, prompt):
         assert_close(layer.tensors()[name], x, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("kind", "budget"), [*((kind, 20) for kind in KINDS), ("selective", None), ("h2o", 5000)])
+def test_storage_grows_under_a_compiled_step(kind, budget):
+    """The graph is made anew a few times, not for every length."""
+    case, counter = some_case(**{**KINDS[kind], "budget": budget}, size=36), CompileCounterWithBackend("aot_eager")
+    eager, layer = case.layer(), case.layer()
+    for each in (eager, layer):
+        attend(each, case.cut(0, 3), case.rules)
+    step = torch.compile(lambda tokens: attend(layer, tokens, case.rules).output, fullgraph=True, backend=counter)
+    for i in range(3, case.size):
+        got, want = step(case.cut(i, i + 1)), attend(eager, case.cut(i, i + 1), case.rules).output
+        assert_close(got, want, rtol=0, atol=1e-12)
+        assert positions(layer) == positions(eager)
+    assert counter.frame_count <= (2 if budget == 20 else 6)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit")  # by inductor itself
 def test_decode_compiled_by_inductor():

@@ -1,6 +1,5 @@
 """What the library does for the cache equals plain PyTorch: the eviction order from queries and keys, and a step."""
 
-from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -9,23 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn import native
-from selattn.cache import POLICIES, Rules, SlotLayer, Tokens, attend, compiled, make_policy
+from selattn.cache import SlotLayer, attend
 from selattn.cache.attend import attend_whole
+from selattn.errors import SelattnError
+from selattn.eviction import POLICIES, Threshold, make_policy
 from selattn.ops import Selection, Sequences
+from selattn.ops.backends import cpu_order, cpu_step
+from selattn.ops.tokens import Rules, Tokens
 
 NAMES = [*POLICIES, "none"]
-
-
-@contextmanager
-def in_python():
-    """No part of the cache uses the library."""
-    with (
-        mock.patch.object(compiled, "makes_order", return_value=False),
-        mock.patch.object(compiled, "makes_step", return_value=False),
-        mock.patch.object(native, "_LIBRARY", None),
-    ):
-        yield
 
 
 @st.composite
@@ -56,10 +47,11 @@ def test_a_whole_forward_with_a_budget(name, rules, budget, count, seed, packed)
         generator = torch.Generator().manual_seed(seed)
         ids = torch.randint(2, (2, count), generator=generator).cumsum(-1) // 7
         sequences = Sequences.from_documents(ids, torch.arange(count) >= torch.tensor([[0], [count // 3]]))
-    rules = rules._replace(backend="reference")
-    got = attend_whole(given_tokens, sequences, rules, budget, make_policy(name))
-    with in_python():
-        want = attend_whole(given_tokens, sequences, rules, budget, make_policy(name))
+    got, want = (
+        attend_whole(given_tokens, sequences, rules._replace(backend=backend), budget, make_policy(name))
+        for backend in ("auto", "reference")
+    )
+    assert torch.equal(got.evicted_at, want.evicted_at)
     assert_close(got.output, want.output, rtol=1e-9, atol=1e-9)
 
 
@@ -70,8 +62,7 @@ def test_steps_of_decoding(name, rules, budget, seed, groups):
     for step in range(25):
         new = tokens(seed + 100_000 * step, 3, 1, groups=groups)
         got = attend(fast, new, rules).output
-        with in_python():
-            want = attend(slow, new, rules).output
+        want = attend(slow, new, rules._replace(backend="reference")).output
         assert_close(got, want, rtol=1e-9, atol=1e-9)
         for key, x in slow.tensors().items():
             assert_close(fast.tensors()[key], x, rtol=1e-9, atol=1e-9)
@@ -88,24 +79,38 @@ def test_steps_in_other_types(dtype, value_size):
     for step in range(20):
         new = tokens(1 + step, 4, 1, dtype, size=64, value_size=value_size)
         got = attend(fast, new, rules).output
-        with in_python():
-            want = attend(slow, new, rules).output
+        want = attend(slow, new, rules._replace(backend="reference")).output
         near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
         assert_close(got, want, **near)
     assert torch.equal(fast.position, slow.position)
 
 
-def test_a_step_is_packed_as_the_library_reads_it():
-    """As many bytes as csrc/cache/structs.h asserts."""
-    assert compiled._STEP.size == 37 * 8
-
-
 def test_what_the_library_does_itself():
     """The usual case does not go through Python."""
     layer, rules = SlotLayer(8, make_policy("selective")), Rules(Selection())
-    with mock.patch.object(compiled, "step", wraps=compiled.step) as step:
+    with mock.patch.object(cpu_step, "step", wraps=cpu_step.step) as step:
         attend(layer, tokens(0, 1, 1), rules)
     assert step.called
-    with mock.patch.object(compiled, "order_of", wraps=compiled.order_of) as order:
+    with mock.patch.object(cpu_order, "order", wraps=cpu_order.order) as order:
         attend_whole(tokens(0, 1, 20), None, rules, 8, make_policy("selective"))
     assert order.called
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked"])
+def test_a_backend_that_is_asked_for_is_obeyed(backend):
+    """In the eviction order and in decoding: the library is not called."""
+    refuse = mock.patch.multiple(cpu_order, call_library=mock.Mock(side_effect=AssertionError("the library ran")))
+    rules = Rules(Selection(), backend=backend)
+    with refuse, mock.patch.object(cpu_step, "step", side_effect=AssertionError("the library ran")):
+        layer = SlotLayer(8, make_policy("selective"))
+        attend(layer, tokens(0, 1, 12), rules)
+        attend(layer, tokens(1, 1, 1), rules)
+        attend_whole(tokens(0, 1, 20), None, rules, 8, make_policy("selective"))
+
+
+def test_a_backend_says_what_it_cannot_do():
+    layer = SlotLayer(8, make_policy("h2o"))
+    with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: a step of decoding: it keeps no scores"):
+        attend(layer, tokens(0, 1, 1), Rules(None, backend="cpu"))
+    with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: the eviction order: it does not know the"):
+        attend_whole(tokens(0, 1, 20), None, Rules(Selection(), backend="cpu"), 8, Threshold(1.0))

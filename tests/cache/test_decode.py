@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import POLICIES, SlotLayer, Tokens, attend, attend_whole
+from selattn.cache import SlotLayer, attend, attend_whole
 from selattn.errors import SelattnError
+from selattn.eviction import POLICIES
 from selattn.ops import Fixed, Selection, causal_attention, selective_attention
+from selattn.ops.tokens import Tokens
 from tests.cache.cases import assert_same_run, cases, some_case
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)
@@ -135,10 +137,10 @@ def test_errors(count):
         attend(layer, one, case.rules)
     learned = case.cut(4, 4 + count)
     learned = learned._replace(key=learned.key.requires_grad_())
-    with pytest.raises(SelattnError, match=r"^a cache would cut gradients off: run under torch.no_grad\(\), or"):
-        attend(layer, learned, case.rules)
+    with pytest.raises(SelattnError, match=r"^a cache cuts gradients off: pass the whole text in one forward, without"):
+        attend(layer, learned, case.rules).output.sum().backward()
     with torch.no_grad():
-        attend(layer, learned, case.rules)
+        assert not attend(layer, learned, case.rules).output.requires_grad
     with pytest.raises(SelattnError, match=r"^this cache keeps F, and works with selattn's own models only$"):
         layer.update(case.tokens.key, case.tokens.value)
 

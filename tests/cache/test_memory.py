@@ -1,12 +1,14 @@
 """Real bytes: what can be reached from a cache, and what a long prompt makes on its way into it."""
 
-from unittest import mock
-
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from selattn.cache import POLICIES, Rules, SelectiveCache, SlotLayer, Tokens, attend, compiled, make_policy, slots
+from selattn.cache import SelectiveCache, SlotLayer, attend
+from selattn.eviction import POLICIES, make_policy
 from selattn.ops import Selection
+from selattn.ops.tokens import Rules, Tokens
 from tests.ops.test_memory_use import Meter, meters_inside
 
 B, H, G, D = 3, 8, 4, 64
@@ -81,15 +83,29 @@ def test_a_draft_needs_more_until_it_is_accepted(policy):
     assert bytes_of(cache) == begin
 
 
-def test_without_a_budget_storage_grows_in_large_steps(monkeypatch):
-    monkeypatch.setattr(slots, "GROWTH", 4)
-    layer, rules, sizes = SlotLayer(None, make_policy("selective")), KINDS["selective"], set()
+@pytest.mark.parametrize("budget", [None, 200, 2**31 - 1])
+def test_storage_grows_with_the_text_and_is_never_much_larger(budget):
+    layer, rules, sizes = SlotLayer(budget, make_policy("selective")), KINDS["selective"], []
     for count in range(1, 301):
         attend(layer, tokens(1, batch=1), rules)
-        sizes.add(layer.keys.shape[2])
-        assert count <= layer.keys.shape[2] <= 1.5 * count + 4
-    assert len(sizes) <= 13  # a factor of 1.5 each time: the tokens are copied a few times, not 300
+        kept = min(count, budget or count)
+        assert kept <= layer.keys.shape[2] <= min(kept + max(8, kept // 8), budget or count + 99)
+        sizes.append(layer.keys.shape[2])
+    assert len(set(sizes)) <= 25  # the tokens are copied a few times, not 300
     assert bytes_of(layer) == sum(x.nbytes for x in layer.tensors().values())
+
+
+@given(st.integers(1, 60), st.integers(0, 3), st.sampled_from((None, 40, 10**9)))
+def test_a_prompt_gets_what_it_needs_and_little_more(count, steps, budget):
+    """Beside a cache that holds the keys and values of the text and nothing else; padding needs no room."""
+    layer, rules = SlotLayer(budget, make_policy("selective")), KINDS["selective"]
+    real = torch.arange(2 * count) >= torch.tensor([[count], [count + count // 2]])
+    attend(layer, tokens(2 * count, batch=2)._replace(real=real), rules)
+    for _ in range(steps):
+        attend(layer, tokens(1, batch=2), rules)
+    kept = min(count + steps, budget or count + steps)
+    plain = 2 * 2 * G * D * 4
+    assert bytes_of(layer) < 1.05 * plain * (kept + 8 + kept // 8)
 
 
 def peak(count, budget, policy="selective", kind="selective"):
@@ -98,8 +114,7 @@ def peak(count, budget, policy="selective", kind="selective"):
     In plain PyTorch, whose memory can be metered; the compiled library holds less.
     """
     layer, prompt = SlotLayer(budget, make_policy(policy)), tokens(count, batch=1)
-    in_python = mock.patch.object(compiled, "makes_order", return_value=False)
-    with Meter() as outside, meters_inside() as inside, in_python:
+    with Meter() as outside, meters_inside() as inside:
         attend(layer, prompt, KINDS[kind]._replace(backend="chunked"))
     assert outside.operations > 50
     return outside.peak + max(meter.peak for meter in inside)

@@ -1,6 +1,4 @@
-"""The compiled eviction order is the one in Python, whatever the numbers; and what is said where it was not built."""
-
-import importlib.util
+"""The compiled eviction order is the one in Python, whatever the numbers."""
 
 import pytest
 import torch
@@ -8,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn import native
-from selattn.cache import POLICIES, compiled, evict, make_policy
-from selattn.cache.order import NEVER, Order, Strip
 from selattn.errors import SelattnError
+from selattn.eviction import NEVER, POLICIES, make_policy
+from selattn.ops.backends import cpu_order
+from selattn.ops.backends.plain_order import Strip, row_by_row
+from selattn.ops.order import Order
+from selattn.utils import native
 from tests.cache.cases import assert_same_run, some_case
 
 NUMBERS = {
@@ -66,8 +66,8 @@ def test_compiled_is_row_by_row(name, dtype, data):
     policy = make_policy(name)
     budget, strip, order = data.draw(strips(policy, dtype))
     before = [x.clone() for x in order]
-    got, got_history = compiled.order_of_strip(policy, budget, strip, order, history=True)
-    want, want_history = evict._row_by_row(policy, budget, strip, order, history=True)
+    got, got_history = cpu_order.order_of_strip(policy, budget, strip, order, history=True)
+    want, want_history = row_by_row(policy, budget, strip, order, history=True)
     if not torch.equal(got.until, want.until):
         assert policy.needs_weights
         assert hangs_by_the_last_bits(policy, budget, strip, order, want)
@@ -77,7 +77,7 @@ def test_compiled_is_row_by_row(name, dtype, data):
     assert_close(got.score, want.score, **near)
     assert_close(got_history, want_history, **near)
     assert all(torch.equal(x, y) for x, y in zip(order, before, strict=True))  # what was given is left as it was
-    assert compiled.order_of_strip(policy, budget, strip, order, history=False)[1] is None
+    assert cpu_order.order_of_strip(policy, budget, strip, order, history=False)[1] is None
 
 
 def hangs_by_the_last_bits(policy, budget, strip, order, want):
@@ -85,7 +85,7 @@ def hangs_by_the_last_bits(policy, budget, strip, order, want):
     for _ in range(32):
         logits, score = (x + rounding(x) for x in (strip.logits, order.score))
         nudged = strip._replace(logits=logits), order._replace(score=score)
-        if not torch.equal(evict._row_by_row(policy, budget, *nudged, history=False)[0].until, want.until):
+        if not torch.equal(row_by_row(policy, budget, *nudged, history=False)[0].until, want.until):
             return True
     return False
 
@@ -98,10 +98,10 @@ def rounding(x):
 
 def test_any_layout_will_do():
     policy, (budget, strip, order) = make_policy("selective"), small_strip()
-    want, _ = compiled.order_of_strip(policy, budget, strip, order, False)
+    want, _ = cpu_order.order_of_strip(policy, budget, strip, order, False)
     turned = Order(*(x.transpose(0, 2).contiguous().transpose(0, 2) for x in order))
     flipped = strip._replace(selected=strip.selected.mT.contiguous().mT)
-    got, _ = compiled.order_of_strip(policy, budget, flipped, turned, False)
+    got, _ = cpu_order.order_of_strip(policy, budget, flipped, turned, False)
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
@@ -112,20 +112,11 @@ def small_strip():
     return 4, Strip(torch.arange(n).repeat(B, 1), None, selected, (1, 1), [0], n, True), order
 
 
-def test_what_is_said_where_it_was_not_built(monkeypatch):
+def test_without_the_library(monkeypatch):
     case = some_case()
     want = case.whole()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert native.load() is None
     monkeypatch.setattr(native, "_LIBRARY", None)
     assert_same_run(case, case.whole(), want)  # it works, more slowly
-
-
-def test_where_it_was_built():
-    assert native.load() is not None
-    assert native.library() is not None
-    assert native.unavailable() is None
-    assert native.target() in ("avx512", "avx2", "plain")
 
 
 def test_a_failure_of_the_library_is_not_passed_over(monkeypatch):
@@ -135,3 +126,14 @@ def test_a_failure_of_the_library_is_not_passed_over(monkeypatch):
     monkeypatch.setattr(native, "library", OutOfMemory)
     with pytest.raises(SelattnError, match="more memory than there is"):
         some_case().whole()
+
+
+@pytest.mark.parametrize("history", [False, True])
+def test_the_order_is_an_operator_of_torch(history):
+    case = some_case("h2o")
+    q, k = case.tokens.query, case.tokens.key  # 4 heads in 2 groups, each with an order of its own
+    zeros = torch.zeros(2, 2, case.size, dtype=torch.float64)
+    before = (torch.full((2, 2, case.size), NEVER), zeros[:, :1].contiguous(), zeros)
+    positions = torch.arange(case.size).expand(2, -1).contiguous()
+    settings = (1, 0.0, 5, [0], [0], 0.5, 0, [True] * 4, history)
+    torch.library.opcheck(cpu_order._node, (q, k, positions, *before, torch.tensor(0.5), *settings))

@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import POLICIES, Kept, Policy, SelectiveCache, attend, attend_whole, make_policy
-from selattn.cache.policies import H2O, Selective, victim
+from selattn.cache import SelectiveCache, attend, attend_whole
 from selattn.errors import SelattnError
+from selattn.eviction import POLICIES, Kept, Policy, make_policy
+from selattn.eviction.policies import H2O, KeepAll, Selective, Threshold, Tova, Window, import_policy
 from selattn.ops import Selection
+from selattn.ops.order import victim
 from tests.cache.cases import assert_same_run, cases, some_case
 
 
@@ -26,10 +28,9 @@ class Contrary(Policy):
     """The token that was attended to most by a single query, and is forgotten least, leaves."""
 
     name = "contrary"
-    needs_weights = needs_selection = True
 
     def rank(self, kept):
-        return kept.score - kept.forgotten
+        return kept.score - kept.f
 
     def update(self, score, weights):
         return torch.maximum(score, weights)
@@ -49,17 +50,73 @@ class Oldest(H2O):
         return -kept.position.to(kept.score.dtype)
 
 
+class InBursts(Policy):
+    """After every eighth token, all at odd positions leave at once."""
+
+    needs_f = False
+
+    def rank(self, kept):
+        return -kept.position.to(kept.score.dtype)
+
+    def leaves(self, kept):
+        return (kept.position.amax(-1, keepdim=True) % 8 == 7) & (kept.position % 2 == 1)
+
+
 OWN = (EvenFirst, Contrary, ContraryHeads, Oldest)
+
+
+@pytest.mark.parametrize("budget", [None, 12, 100])
+@pytest.mark.parametrize("prompt", [1, 17])
+def test_slots_that_are_emptied_in_bursts(budget, prompt):
+    """A token in a high slot is still seen when those below are empty."""
+    case = some_case(InBursts(), budget, size=40)
+    want = attend_whole(case.tokens, None, case.rules, budget, InBursts()).output
+    assert_close(case.pieces(*range(prompt, 40)).output, want, rtol=0, atol=1e-12)
 
 
 def test_a_policy_of_that_name():
     assert sorted(POLICIES) == ["h2o", "selective", "tova", "window", "window+4"]
     for name, kind in POLICIES.items():
-        assert type(make_policy(name)) is kind
-        assert kind.native is not None
+        assert make_policy(name) == kind()
+        assert kind().compiled() is not None
     assert isinstance(SelectiveCache(1, 4).policy, Selective)
     own = EvenFirst()
     assert SelectiveCache(1, 4, own).layers[0].policy is own
+
+
+def test_policies_with_parameters():
+    assert make_policy("window+8") == Window(sinks=8)
+    assert make_policy("window+4") == Window(4) != make_policy("window") == Window()
+    assert make_policy("threshold=0.5") == Threshold(tau=0.5)
+    assert make_policy(H2O(recent=0.25)).recent == 0.25
+    assert make_policy(Tova) == Tova()
+    for policy in (Selective(), H2O(), Tova(), Window(), Window(7), Threshold(2.5), KeepAll()):
+        assert make_policy(policy.name) == policy
+    assert import_policy("selattn.eviction.policies:Tova") == Tova()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Window(-1), "sinks must be a whole number"),
+        (lambda: H2O(1.5), r"in \[0, 1\]"),
+        (lambda: Threshold(float("nan")), "at least 0"),
+        (lambda: make_policy("threshold=much"), "not a number"),
+        (lambda: make_policy(3), "a name or a selattn.Policy, not int"),
+        (lambda: import_policy("no.such:Thing"), "cannot import"),
+        (lambda: import_policy("math:pi"), "no selattn.Policy"),
+        (lambda: import_policy("selattn.eviction.policies:Threshold"), "without arguments"),
+    ],
+)
+def test_policies_that_cannot_be_made(make, message):
+    with pytest.raises(SelattnError, match=message):
+        make()
+
+
+def test_what_a_policy_of_ones_own_needs_is_seen_by_itself():
+    assert Contrary.needs_weights
+    assert Contrary.needs_f
+    assert not EvenFirst.needs_weights
 
 
 @pytest.mark.parametrize(
@@ -74,7 +131,7 @@ def test_an_unknown_policy(name, message):
     for make in (make_policy, lambda name: SelectiveCache(2, 8, name)):
         with pytest.raises(SelattnError) as caught:
             make(name)
-        assert str(caught.value) == message + ", ".join([*POLICIES, "none"])
+        assert str(caught.value) == message + ", ".join([*POLICIES, "none", "threshold=TAU"])
 
 
 def test_none_keeps_all():
@@ -102,8 +159,8 @@ def full_layers(draw):
 @given(full_layers())
 def test_who_leaves(policy, layer):
     """The highest rank; of equals not the first token, then the oldest; whatever the order of the places."""
-    position, score, forgotten, budget = layer
-    kept = Kept(torch.tensor([[position]]), *(torch.tensor([[x]]) for x in (score, forgotten)), budget)
+    position, score, f, budget = layer
+    kept = Kept(torch.tensor([[position]]), *(torch.tensor([[x]]) for x in (score, f)), budget)
     rank = policy().rank(kept)[0, 0].tolist()
     taken = [c for c, p in enumerate(position) if p >= 0]
     highest = max(rank[c] for c in taken)
@@ -151,7 +208,7 @@ def test_a_policy_of_ones_own_does_what_it_says():
 def test_an_inherited_policy_is_not_run_by_the_library():
     case, plain = (some_case(policy, budget=3, size=9, selection=None) for policy in (Oldest(), "window"))
     plain.tokens = case.tokens
-    assert Oldest.native is None
+    assert Oldest().compiled() is None
     assert [row[0] for row in case.whole().kept[0]] == [row[0] for row in plain.whole().kept[0]]
 
 

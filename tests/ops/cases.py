@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Fixed, Selection, Sequences, Strided, attention, selective_attention, strips
+from selattn.ops import Fixed, Selection, Sequences, Strided, attention, selective_attention
+from selattn.ops.backends import strips
 from selattn.ops.patterns import COMBINE
 from selattn.ops.request import Attention
 
@@ -135,14 +136,14 @@ def assert_same(got, want, rtol=1e-9, atol=1e-10):
 
 @st.composite
 def rows(draw, batch, keys, kinds=("full", "padded", "packed", "scattered", "empty")):
-    """[B][M] document ids, None for padding: on either side or anywhere (scattered), none, nothing but padding."""
+    """[B][M] document ids, None for padding: on either side, anywhere (holes, scattered), none, nothing else."""
     kinds = st.sampled_from(kinds)
     ids = []
     for _ in range(batch):
         kind = draw(kinds)
         cuts = sorted(draw(st.lists(st.integers(0, keys), max_size=4))) if kind in ("packed", "scattered") else []
         row = [sum(cut <= j for cut in cuts) for j in range(keys)]
-        if kind == "scattered":
+        if kind in ("holes", "scattered"):
             pads = draw(st.sets(st.integers(0, keys - 1)))
             row = [None if j in pads else d for j, d in enumerate(row)]
         elif kind != "full":

@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from selattn.ops import Selection, Sequences, selective_attention, tile
+from selattn.ops import Selection, Sequences, selective_attention
+from selattn.ops.backends import tile
 from tests.ops.cases import Case
 
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.bfloat16)

@@ -4,7 +4,7 @@
 element, in Python lists and floats, with every switch. Both are slow and plain on purpose: do not improve them.
 """
 
-from math import exp, inf, sqrt, tanh
+from math import exp, inf, isfinite, nan, sqrt, tanh
 from typing import NamedTuple
 
 import torch
@@ -85,7 +85,7 @@ def definition(
             j <= p
             and documents[b][j] is not None
             and documents[b][j] == documents[b][p]
-            and (window is None or p - j < window)
+            and (window is None or sum(d is not None for d in documents[b][j:p]) < window)
             and (until is None or p < until[b][h * G // H][j])
             and (mask is None or mask[b][h][i][j])
             and (bias is None or bias[b][h][i][j] != -inf)
@@ -126,10 +126,12 @@ def definition(
             for i in range(N):
                 seen = [j for j in range(M) if sees(b, h, i, j)]
                 logits = [logit(b, h, i, j) - f[b, h * masks // H, i, j].item() for j in seen]
-                total = sum(exp(x) for x in logits)
+                top = max((x for x in logits if isfinite(x)), default=0.0)  # so that exp does not overflow
+                total = sum(exp(x - top) for x in logits)
                 for j, x in zip(seen, logits, strict=True):
-                    weights[b, h, i, j] = exp(x) / total
-                    output[b, h, i] += exp(x) / total * value[b, h * G // H, j]
+                    share = exp(x - top) / total if total else nan  # 0 / 0: all logits are -inf
+                    weights[b, h, i, j] = share
+                    output[b, h, i] += share * value[b, h * G // H, j]
     return Defined(output, f, memory.squeeze(-1), after, weights)
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from selattn.ops import dispatch
+from selattn.ops.backends import dispatch
 from tests.ops.cases import BACKENDS, LENGTHS, SHORT, TILED, assert_same, cases, examples
 
 FAST = [name for name in BACKENDS if name != "reference"]

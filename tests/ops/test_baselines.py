@@ -64,7 +64,7 @@ def test_fewer_queries_are_the_last_rows(backend):
 @given(data=st.data(), window=st.integers(1, 9), n=st.sampled_from((1, 2, 7, 9)))
 def test_window(backend, data, window, n):
     """The last `window` tokens of the own document, the own one included."""
-    documents = data.draw(rows(2, n, ("full", "padded", "packed", "empty")))
+    documents = data.draw(rows(2, n, ("full", "padded", "packed", "scattered", "empty")))
     q, k, v = normal(2, H, n, 3), normal(2, H, n, 3), normal(2, H, n, 2)
     got = causal_attention(q, k, v, window=window, sequences=sequences(documents), backend=backend)
     want = loop(q, k, v, documents, lambda _, i: range(max(0, i + 1 - window), i + 1))
@@ -76,7 +76,7 @@ def test_window(backend, data, window, n):
 @given(data=st.data(), pattern=PATTERNS, n=st.sampled_from((1, 2, 7, 11)))
 def test_sparse_patterns_are_child_et_al(backend, data, pattern, n):
     """Positions are counted inside each document."""
-    documents = data.draw(rows(2, n, ("full", "padded", "packed", "empty")))
+    documents = data.draw(rows(2, n, ("full", "padded", "packed", "scattered", "empty")))
     q, k, v = normal(2, H, n, 3), normal(2, H, n, 3), normal(2, H, n, 2)
     got = causal_attention(q, k, v, pattern=pattern, sequences=sequences(documents), backend=backend)
     want = loop(q, k, v, documents, lambda h, i: sorted(child_et_al(pattern, h, H, i)))

@@ -5,7 +5,8 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from selattn.ops import Fixed, Selection, Sequences, causal_attention, chunked, cpu, sdpa, selective_attention
+from selattn.ops import Fixed, Selection, Sequences, causal_attention, selective_attention
+from selattn.ops.backends import chunked, cpu, sdpa
 from tests.ops.cases import BACKENDS, only
 
 B, N = 2, 37
@@ -135,7 +136,7 @@ def test_another_length_does_not_recompile(backend):
 
     counter, frames = CompileCounterWithBackend("aot_eager"), []
     compiled = torch.compile(attend, fullgraph=True, backend=counter, dynamic=True)
-    for n in (100, 130, 200) if backend == "cpu" else (33, 47, 70):  # one block of 96 is a size of 1: another graph
+    for n in (33, 47, 70, 130):
         x = normal(1, 2, n, 4).requires_grad_()
         got, want = compiled(x), attend(x)
         assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -144,6 +145,32 @@ def test_another_length_does_not_recompile(backend):
         frames.append(counter.frame_count)
     assert frames[0] >= 1
     assert len(set(frames)) == 1
+
+
+DYNAMIC = {
+    "documents": lambda x, n, b: causal_attention(x, x, x, sequences=Sequences.from_documents(n // 9), backend=b),
+    "mask": lambda x, n, b: selective_attention(x, x, x, (n > 1)[:, None, None], return_memory=True, backend=b),
+    "until": lambda x, n, b: selective_attention(x, x, x, visible_until=n + 9, return_living=True, backend=b),
+    "both": lambda x, n, b: selective_attention(
+        x, x, x, visible_until=n + 9, sequences=Sequences.from_mask(n > 1), window=20, backend=b
+    ),
+}
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "chunked", "cpu"])
+@pytest.mark.parametrize("form", DYNAMIC)
+def test_lengths_with_sequences_or_evictions_do_not_recompile(form, backend):
+    """One graph, whole, for all lengths from 2 on; 96 queries are one block of the compiled backend."""
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(DYNAMIC[form], fullgraph=True, dynamic=True, backend="aot_eager")
+    for n in (33, 5, 64, 96, 97, 200):
+        x, index = normal(2, 4, n, 6).requires_grad_(), torch.arange(n).expand(2, n)
+        got, want = (f(x, index, backend) for f in (compiled, DYNAMIC[form]))
+        got, want = (y.output if isinstance(y, tuple) else y for y in (got, want))
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
+        got, want = (torch.autograd.grad(y.sin().sum(), x) for y in (got, want))
+        assert_close(got, want, rtol=1e-12, atol=1e-12)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 def chunked_arguments(dtype=torch.float64, **more):
@@ -221,10 +248,10 @@ def test_registered_operators_of_sdpa(with_bias, dtype):
     bias = torch.zeros(1, 1, N, N, dtype=torch.promote_types(dtype, torch.float32)).masked_fill(
         torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf
     )
-    torch.library.opcheck(sdpa._biased, (q, k, v, bias.requires_grad_(with_bias), 0.4))
+    torch.library.opcheck(sdpa._forward, (q, k, v, bias.requires_grad_(with_bias), 0.4))
     q, k, v, bias = (x.detach() for x in (q, k, v, bias))
-    output, lse = sdpa._biased(q, k, v, bias, 0.4)
-    torch.library.opcheck(sdpa._biased_backward, (torch.ones_like(output), output, lse, q, k, v, bias, 0.4, with_bias))
+    output, lse = sdpa._forward(q, k, v, bias, 0.4)
+    torch.library.opcheck(sdpa._backward, (torch.ones_like(output), output, lse, q, k, v, bias, 0.4, with_bias))
 
 
 @pytest.mark.parametrize("backend", only(BACKENDS, "cpu"))

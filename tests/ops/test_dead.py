@@ -1,6 +1,6 @@
 """Columns that the compiled backend leaves out because they are forgotten for good: which, and that nobody sees it."""
 
-from math import e, log2
+from math import e, log, log2
 
 import pytest
 import torch
@@ -115,16 +115,18 @@ def test_the_mass_that_a_row_loses_is_bounded(tolerance):
     assert_close(selective_attention(q, k, ones, tolerance=tolerance, backend="cpu"), ones, rtol=0, atol=1e-12)
 
 
-def living_by_hand(q, k, F, tolerance, tau, seen):
+def living_by_hand(q, k, v, F, tolerance, tau, seen):
     """The share of pairs that csrc/attention/bounds.h leaves, from its formula, everything in base 2."""
     scale, count = log2(e) / q.shape[3] ** 0.5, torch.zeros(B)
     logits = scale * (q @ k.mT)
     own = logits.diagonal(dim1=-2, dim2=-1).maximum(logits[..., 0])  # [B, H, N] the row's own key, or the first
     reach = scale * q.norm(dim=-1)
     least = max(log2(N / tolerance), tau * log2(e))
+    size = v.abs().amax(-1)
+    more = (size / size.amin(-1, keepdim=True)).log2()
     alive = torch.ones(B, N, dtype=torch.bool)
     for t in range(0, N, BLOCK):
-        bound = reach[..., t:].amax(-1, keepdim=True) * k.norm(dim=-1) - own[..., t:].amin(-1, keepdim=True)
+        bound = reach[..., t:].amax(-1, keepdim=True) * k.norm(dim=-1) - own[..., t:].amin(-1, keepdim=True) + more
         bound, f = bound.amax(1), log2(e) * F[:, 0, t]
         alive &= ~((f >= least) & (f >= bound + least + 1e-5 * (bound.abs() + f)) & (torch.arange(N) < t))
         count += (alive[:, None] & seen[t : t + BLOCK]).sum((1, 2))
@@ -139,9 +141,62 @@ def test_living_share_is_the_one_counted_by_hand(tolerance, tau):
     got = selective_attention(q, k, v, return_living=True, tolerance=tolerance, tau=tau, backend="cpu").living
     want = torch.ones(B)
     if tolerance:
-        want = living_by_hand(q, k, F, tolerance, tau, torch.ones(N, N, dtype=torch.bool).tril())
+        want = living_by_hand(q, k, v, F, tolerance, tau, torch.ones(N, N, dtype=torch.bool).tril())
         assert (want < 0.5).all()
     assert_close(got, want.double(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("tolerance", [DEFAULT, 1e-3])
+@pytest.mark.parametrize("kind", ["default", "grouped", "packed", "soft cap"])
+def test_what_a_row_loses_is_little_beside_its_own_values(kind, tolerance):
+    """Row by row: values may differ by a factor of 1e16, and the dead ones be the large ones."""
+    (q, k, v), options = situation(kind)
+    size = 10.0 ** (torch.rand(B, v.shape[1], N, 1, dtype=torch.float64) * 16 - 8)
+    old = torch.arange(N)[:, None] < 200
+    for large in (size, torch.where(old, 1e8, 1.0)):
+        values = v.detach() * large
+        given = {"return_living": True, "backend": "cpu"} | {x: y for x, y in options.items() if x != "return_memory"}
+        got = selective_attention(q, k, values, tolerance=tolerance, **given)
+        exact = selective_attention(q, k, values, tolerance=0.0, **given).output
+        small = values.abs().amax(-1).amin(-1).repeat_interleave(4 // v.shape[1], 1)[..., None]
+        lost, own = (got.output - exact).abs().amax(-1), exact.abs().amax(-1)
+        assert (lost <= tolerance * (small + own) + 1e-12 * own).all()
+        assert (got.living < 1).any()
+
+
+@pytest.mark.parametrize("large", [1.0, 1e4, 1e8])
+def test_a_large_value_has_to_be_forgotten_more(large):
+    """One key has the logit a for all queries, so that F is a for each row after it; all other logits are 0.
+
+    The bound is then as tight as can be, and the key just dead at row 96 if its value is as large as the others.
+    """
+    n, a = 180, log(180 / DEFAULT) / 93 * (1 + 1e-3)
+    q, k = torch.zeros(2, 1, 1, n, 4, dtype=torch.float64)
+    q[..., 0], k[:, :, 1, 0] = 1.0, a
+    v = torch.rand(1, 1, n, 4, dtype=torch.float64)
+    v[..., 0] = 1.0
+    v[:, :, 1] *= large
+    given = {"scale": 1.0, "return_living": True, "backend": "cpu"}
+    got = selective_attention(q, k, v, **given)
+    exact = selective_attention(q, k, v, tolerance=0.0, **given).output
+    assert (got.living < 1).all() == (large == 1.0)
+    lost = (got.output - exact).abs().amax(-1)
+    assert (lost <= DEFAULT * (1.0 + exact.abs().amax(-1))).all()
+
+
+def test_values_of_zero_let_columns_die():
+    """The smallest value is the smallest that is not 0; and where padding is small, that does not count."""
+    q, k, v = (x.detach() for x in inputs())
+    want = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    v[:, :, ::7] = 0.0
+    got = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    assert (got <= want + 1e-2).all()
+    v[:, :, :30] = 1e-30
+    padded = {"sequences": Sequences.from_mask((torch.arange(N) >= 30).expand(B, N))}
+    among_padding = selective_attention(q, k, v, return_living=True, backend="cpu", **padded).living
+    real = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    assert (among_padding < want + 0.05).all()
+    assert (real > want + 0.1).all()
 
 
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
@@ -196,14 +251,11 @@ def test_not_a_number_is_not_hidden(name):
     """Every row that depends on it is NaN, also where columns are dead."""
     named = dict(zip(("query", "key", "value"), (x.detach() for x in inputs()), strict=True))
     named[name][:, 0, 120, 3] = torch.nan
-    got = selective_attention(**named, backend="cpu").isnan().any(-1)
-    want = selective_attention(**named, backend="reference").isnan().any(-1)
-    assert want[:, 0, 120:].all()
-    assert got[:, 0, 120].all()
-    if name == "query":  # it selects with NaN: all of F is NaN from there on
-        assert got[:, :, 121:].all()
-    if name != "value":  # 0 * NaN is NaN: what a row does not see may be in the same tile
-        assert not got[:, :, :120].any()
+    got = selective_attention(**named, backend="cpu").isnan()
+    want = selective_attention(**named, backend="reference").isnan()
+    assert want[:, 0, 120:].any(-1).all()
+    assert not want[:, :, :120].any()
+    assert torch.equal(got, want)
 
 
 def test_standard_attention_has_no_dead_columns():

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given
 
 from selattn.errors import SelattnError
-from selattn.ops import backends, causal_attention, dispatch, selective_attention
+from selattn.ops import backends, causal_attention, selective_attention
+from selattn.ops.backends import dispatch
 from selattn.ops.request import Attention
 from tests.ops.cases import BACKENDS, SHORT, cases, examples
 
@@ -15,8 +16,9 @@ X = torch.randn(1, 2, 4, 3)
 
 
 def test_backends_are_listed_with_why_not():
-    assert tuple(backends()) == BACKENDS
-    assert set(backends().values()) == {None}
+    assert tuple(backends()) == (*BACKENDS, "triton")
+    assert {backends()[name] for name in BACKENDS} == {None}
+    assert torch.cuda.is_available() or "there is no CUDA device" in backends()["triton"]
     with mock.patch.object(dispatch.BACKENDS["chunked"], "unavailable", return_value="no strips today"):
         assert backends()["chunked"] == "no strips today"
         with pytest.raises(
@@ -95,13 +97,13 @@ def test_auto_never_picks_one_that_refuses(case):
 def test_backends_refuse_nothing_else(case):
     """The reference does everything; `sdpa` has no soft cap; only the weights are too much for `chunked`.
 
-    What `cpu` refuses is in test_errors.py.
+    What `cpu` refuses is in test_errors.py, and what `triton` refuses in triton/test_errors.py.
     """
     request = case.request()
-    refused = {name for name, module in dispatch.BACKENDS.items() if module.refusal(request)} - {"cpu"}
+    refused = {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(request)} - {"cpu"}
     assert refused == ({"sdpa"} if request.softcap else set())
     asked = request._replace(return_weights=True)
-    assert {name for name, module in dispatch.BACKENDS.items() if module.refusal(asked)} == {"sdpa", "chunked", "cpu"}
+    assert {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(asked)} == {"sdpa", "chunked", "cpu"}
 
 
 @examples(2)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from selattn.ops import causal_attention, selective_attention, strips
+from selattn.ops import causal_attention, selective_attention
+from selattn.ops.backends import strips
+from selattn.ops.backends.tile import Tile
 from selattn.ops.request import Request
-from selattn.ops.tile import Tile
 from tests.ops.cases import BACKENDS, only
 
 DROPPING = only(BACKENDS, "cpu")

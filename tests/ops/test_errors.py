@@ -1,12 +1,14 @@
 """What a caller can get wrong: one line each, that names what was wrong."""
 
+import inspect
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from selattn.errors import SelattnError
-from selattn.ops import Selection, Sequences, Strided, causal_attention, selective_attention
+from selattn.ops import Fixed, Selection, Sequences, Strided, causal_attention, selective_attention
 
 B, H, N, M, D = 2, 4, 3, 5, 6
 Q, K, V = torch.randn(B, H, N, D), torch.randn(B, H, M, D), torch.randn(B, H, M, 7)
@@ -32,7 +34,6 @@ WRONG = {
     "integers": ({"query": Q.long(), "key": K.long(), "value": V.long()}, "fp32, bf16, fp16 or fp64, not torch.int64"),
     "key of another device": ({"key": K.to("meta")}, "but key is torch.float32 on meta"),
     "batch sizes": ({"value": V[:1]}, "query has batch size 2 but value has 1"),
-    "no batch": ({"query": Q[:0], "key": K[:0], "value": V[:0]}, r"query \[0, 4, 3, 6\] is empty"),
     "no tokens": ({"query": Q[:, :, :0]}, r"query \[2, 4, 0, 6\] is empty"),
     "no key heads": ({"key": K[:, :0], "value": V[:, :0], "enable_gqa": True}, r"key \[2, 0, 5, 6\] is empty"),
     "no features": ({"query": Q[..., :0], "key": K[..., :0]}, r"query \[2, 4, 3, 0\] is empty"),
@@ -75,8 +76,9 @@ WRONG = {
     "tau of 0": ({"tau": 0.0}, "tau must be above 0, not 0.0"),
     "strength above 1": ({"strength": 1.5}, r"strength must be in \[0, 1\], not 1.5"),
     "strength not a number": ({"strength": math.nan}, r"strength must be in \[0, 1\], not nan"),
-    "strength of rank 1": ({"strength": torch.ones(1)}, "strength must be a number or a 0-d tensor"),
+    "strength of rank 1": ({"strength": torch.ones(1)}, "strength must be a number or a 0-d floating point tensor"),
     "strength that learns": ({"strength": torch.tensor(0.5, requires_grad=True)}, "needs no gradient"),
+    "strength of integers": ({"strength": torch.tensor(1)}, "0-d floating point tensor"),
     "mask of integers": (
         {"attn_mask": torch.ones(N, M).long()},
         "attn_mask must be bool .* or floating point .*not torch.int64",
@@ -91,6 +93,19 @@ WRONG = {
         {"visible_until": torch.ones(B, N).long()},
         r"visible_until must be \[2, 5\] or, .*\[2, 4, 5\], not \[2, 3\]",
     ),
+    "until on another device": (
+        {"visible_until": torch.ones(B, M, device="meta").long()},
+        r"query is on cpu but visible_until is on meta: move it with .to\(device\)",
+    ),
+    "sequences on another device": (
+        {"sequences": Sequences.from_mask(torch.ones(B, M)).to("meta")},
+        r"query is on cpu but sequences is on meta: move it with sequences.to\(device\)",
+    ),
+    "mask on another device": ({"attn_mask": torch.ones(N, M, device="meta")}, "query is on cpu but attn_mask is on"),
+    "state on another device": ({"state": STATE.to("meta")}, "query is on cpu but state is on meta"),
+    "form on another device": ({name: x.to("meta") for name, x in FORM.items()}, "but selection_query is on meta"),
+    "sparse": ({"value": V.to_sparse()}, "value must be a dense tensor, not a nested or sparse one"),
+    "complex until": ({"visible_until": torch.ones(B, M) * 1j}, "visible_until must hold integer rows"),
     "sequences of the queries only": (
         {"sequences": Sequences.from_mask(torch.ones(B, N))},
         r"sequences are for \[2, 3\].*but the keys are \[2, 5\]",
@@ -134,6 +149,36 @@ WRONG = {
         "backend 'chunked' cannot do this: .*weights.*; use reference, or auto",
     ),
 }
+
+
+# Things that belong nowhere, or not there; each is tried as every argument that does not take it.
+STRANGE = {
+    "a dict": {"start": 1},
+    "a list": [1.0],
+    "a numpy array": np.ones((B, H, N, D), dtype=np.float32),
+    "a string": "yes",
+    "a number": 0.5,
+    "a truth": True,
+    "nothing": None,
+    "a class": Selection,
+    "a tensor": torch.ones(B, M),
+    "an object": object(),
+}
+FITS = {  # by name of the argument, or of its annotation: what of the above is right there
+    "Tensor": {"a tensor"},
+    "float": {"a number"},
+    "bool": {"a truth"},
+    "str": {"a string"},
+    "Selection": set(),
+}
+
+
+def strange(function):
+    for name, parameter in inspect.signature(function).parameters.items():
+        allowed = set()
+        for kind in parameter.annotation.split(" | "):
+            allowed |= {"nothing"} if kind == "None" else FITS.get(kind, set())
+        yield from ((name, kind) for kind in STRANGE if kind not in allowed)
 
 
 # What the compiled backend does not do, and the reason that it gives.
@@ -182,6 +227,17 @@ def test_the_call_that_is_changed_is_right():
 def test_wrong_call(wrong):
     options, said = WRONG[wrong]
     assert_one_clear_line(lambda: attend(**options), said)
+
+
+@pytest.mark.parametrize(("name", "kind"), [*strange(selective_attention)])
+def test_a_thing_of_the_wrong_kind(name, kind):
+    options = {**INPUTS, "state": STATE, name: STRANGE[kind]}
+    assert_one_clear_line(lambda: selective_attention(**options), f"^{name} must be [^\\n]{{,150}}$")
+
+
+@pytest.mark.parametrize(("name", "kind"), [*strange(causal_attention)])
+def test_a_thing_of_the_wrong_kind_in_the_baseline(name, kind):
+    assert_one_clear_line(lambda: causal_attention(**{**INPUTS, name: STRANGE[kind]}), f"^{name} must be ")
 
 
 @pytest.mark.parametrize("asked", COMPILED)
@@ -240,6 +296,20 @@ def test_wrong_call_of_the_baseline(wrong):
         (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 3, 2]), 4), r"never fall.*\[0, 3, 2\]"),
         (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 5]), 4), r"at most at the row's 4 tokens: \[0, 5\]"),
         (lambda: causal_attention(Q, K, V, pattern=Strided(2, "x")), "combine must be one of"),
+        (lambda: Selection(relu=1), "Selection.relu must be True or False, not 1"),
+        (lambda: Selection(shift=torch.tensor(True)), "Selection.shift must be True or False"),
+        (lambda: Selection({}), "Selection.head must be a head index"),
+        (lambda: Strided("4"), "stride of a strided pattern must be at least 1, not '4'"),
+        (lambda: Strided(None), "stride of a strided pattern must be at least 1, not None"),
+        (lambda: Fixed(4, 1.0), "summary of a fixed pattern must be 1 to its stride 4, not 1.0"),
+        (lambda: Sequences.from_mask(np.ones((2, 3))), r"mask must be a tensor \[batch, keys\], not a ndarray"),
+        (lambda: Sequences.from_mask([[1, 0]]), "mask must be a tensor .*not a list"),
+        (lambda: Sequences.from_documents({"ids": 1}), "ids must be a tensor .*not a dict"),
+        (lambda: Sequences.from_documents(torch.ones(2, 3), [[1]]), "mask must be a tensor .*not a list"),
+        (lambda: Sequences.from_position_ids(None), "position_ids must be a tensor .*not a NoneType"),
+        (lambda: Sequences.from_cu_seqlens([0, 4], 4), "cu_seqlens must be a 1-D integer tensor .*not a list"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 4]), 4.0), "total must be the number of tokens .*not 4.0"),
+        (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 4]), -1), "total must be the number of tokens .*not -1"),
     ],
 )
 def test_wrong_parts(make, said):

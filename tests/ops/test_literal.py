@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Selection, causal_attention, dispatch, selective_attention
+from selattn.ops import Selection, causal_attention, selective_attention
+from selattn.ops.backends import dispatch
 from tests.ops.cases import BACKENDS, SHORT, cases, examples, returns
 from tests.ops.literal import definition, pseudo_code
 

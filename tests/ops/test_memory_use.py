@@ -9,7 +9,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from selattn.ops import Selection, Sequences, selective_attention, strips
+from selattn.ops import Selection, Sequences, selective_attention
+from selattn.ops.backends import strips
 from selattn.ops.request import Request
 
 N = 2048

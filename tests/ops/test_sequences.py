@@ -37,8 +37,7 @@ def batches(draw, kinds, backend):
     documents = draw(rows(batch, length, kinds))
     options = {"selection": draw(selections(H, masks=backend != "cpu")), "sequences": sequences(documents)}
     options |= {"enable_gqa": True, **(returns(backend, "memory") if backend == "cpu" else returns(backend))}
-    if "scattered" not in kinds:  # a window counts keys, padding between tokens included
-        options["window"] = draw(st.none() | st.integers(1, length))
+    options["window"] = draw(st.none() | st.integers(1, length))
     return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS)))
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from selattn import native
 from selattn.ops import Sequences, selective_attention
+from selattn.utils import native
 
 B, H, N = 2, 4, 500
 
@@ -95,7 +95,7 @@ def test_another_instruction_set_by_name(target):
     """What the machine does not have is said; with what it has the fuzz finds nothing."""
     code = """
 import sys
-from selattn import native
+from selattn.utils import native
 from tests.ops import fuzz
 if native.unavailable():
     sys.exit(native.unavailable())

@@ -12,6 +12,7 @@ from typing import Any
 from selattn.errors import SelattnError
 
 SMALLEST = 2  # the first token and the newest
+LARGEST = 2**31 - 1  # positions are 32-bit numbers
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Budgets:
             object.__setattr__(self, "tokens", tuple(self.tokens))
         numbers = self.tokens if isinstance(self.tokens, tuple) else (self.tokens,)
         for number in numbers:
+            if isinstance(number, int) and abs(number) > LARGEST:  # nor can such a number always be printed
+                raise SelattnError(f"a budget must be at most {LARGEST:,} tokens: leave it out to keep everything")
             if isinstance(number, bool) or not isinstance(number, int) or number < SMALLEST:
                 raise SelattnError(f"a budget must be a whole number of at least {SMALLEST} tokens, not {number!r}")
         if not numbers:
@@ -63,6 +66,10 @@ class Budgets:
         """The plain form, as it stands in a config."""
         return self.tokens if isinstance(self.tokens, int) else list(self.tokens)
 
+    def to_dict(self) -> int | list[int]:
+        """The same, under the name by which transformers asks for it when it writes a `GenerationConfig`."""
+        return self.to_json()
+
     def save(self, path: str | os.PathLike[str], **notes: Any) -> None:
         """Write `{"budgets": ..., **notes}`, whole or not at all."""
         target = Path(path)
@@ -83,7 +90,7 @@ class Budgets:
             found = json.loads(Path(path).read_text())
         except OSError as error:
             raise SelattnError(f"cannot read the budgets file {str(path)!r}: {error.strerror}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except (ValueError, RecursionError):  # of bytes that are no text, numbers with thousands of digits, deep lists
             raise SelattnError(f"the budgets file {str(path)!r} is not JSON: write a list such as [8, 48, 8]") from None
         value = found.get("budgets") if isinstance(found, dict) else found
         if not isinstance(value, int | list):

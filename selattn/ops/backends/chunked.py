@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selattn.ops import strips
+from selattn.ops import transforms
+from selattn.ops.backends import strips
+from selattn.ops.backends.tile import compute_dtype
 from selattn.ops.patterns import decode_pattern, encode_pattern
 from selattn.ops.request import Attention, Request
 from selattn.ops.selection import Selection
-from selattn.ops.tile import compute_dtype
 
 
 def unavailable() -> str | None:
@@ -33,7 +34,7 @@ def attend(request: Request) -> Attention:
     """See `Request` and `Attention`."""
     # The seed is drawn here, outside of the operator, so that checkpointing and torch.manual_seed govern it.
     seed = torch.randint(1 << 31, (), dtype=torch.int64) if request.dropout_p else None
-    output, _, f, memory, state = _forward(*_tensors(request), seed, *_settings(request))
+    output, _, f, memory, state = _run(*_tensors(request), seed, *_settings(request))
     return Attention(
         output=output,
         f=f if request.return_f else None,
@@ -198,7 +199,7 @@ def _(*args: Any) -> tuple[Tensor, ...]:
     request = _request(rest[: _N_TENSORS - 1], _Settings(*rest[_N_TENSORS:]))
     given = [getattr(request, name) for name in strips.Gradients._fields]
     given[5] = given[5] if bias_grad else None
-    return tuple(args[0].new_empty(0) if x is None else torch.empty_like(x) for x in given)
+    return tuple(args[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in given)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: strips.Forward) -> None:
@@ -216,7 +217,7 @@ def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_f: Any, d_memory: Any,
     *_, return_f, return_memory = ctx.settings
     d_f, d_memory = d_f if return_f else None, d_memory if return_memory else None
     needs = ctx.needs_input_grad[: len(strips.Gradients._fields)]
-    found = _backward(output, lse, d_output, d_f, d_memory, d_state, needs[5], *tensors, *ctx.settings)
+    found = _run_backward(output, lse, d_output, d_f, d_memory, d_state, needs[5], *tensors, *ctx.settings)
     gradients = [g if need else None for g, need in zip(found, needs, strict=True)]
     return (*gradients, *(None,) * (len(tensors) + len(ctx.settings) - len(gradients)))
 
@@ -227,5 +228,5 @@ def _refuse_second(ctx: Any, *gradients: Any) -> None:
     )
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse_second)
+_run = transforms.Operator(_forward, _save, _differentiate)
+_run_backward = transforms.Operator(_backward, transforms.save_nothing, _refuse_second)

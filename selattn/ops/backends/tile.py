@@ -11,9 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops.backends.seen import seen_logits
 from selattn.ops.patterns import pattern_visible
 from selattn.ops.request import Request
 from selattn.ops.selection import constrain
+from selattn.ops.sequences import positions
 
 
 class Tile(NamedTuple):
@@ -47,20 +49,23 @@ def visible(request: Request, t: Tile) -> Tensor:
     device = request.query.device
     i = torch.arange(request.offset + t.r0, request.offset + t.r1, device=device)[:, None]
     j = torch.arange(t.c0, t.c1, device=device)
-    seen = j <= i
-    if request.window is not None:
-        seen = seen & (i - j < request.window)
-    seen = seen[None, None]
-    begin: Tensor | int = 0
+    seen = (j <= i)[None, None]
     if request.start is not None:
         begin = request.start[:, request.offset + t.r0 : request.offset + t.r1, None]
         real = request.start[:, t.c0 : t.c1] <= j
         seen = seen & ((j >= begin) & real[:, None, :])[:, None]
     if request.until is not None:
         seen = seen & (i < _each_head(request, request.until[..., t.c0 : t.c1]).unsqueeze(-2))
-    if request.pattern is not None:
-        # A position is counted from the query's own sequence: keys of other sequences are invisible already.
-        seen = seen & pattern_visible(request.pattern, i[None] - begin, j[None, None] - begin, request.query.shape[1])
+    if request.window is not None or request.pattern is not None:
+        # By positions in the sequence, without padding. Keys of other sequences are invisible already.
+        at_i, at_j = i[None], j[None, None]  # [B or 1, n, 1] and [B or 1, 1, m]
+        if request.start is not None:
+            at = positions(request.start)
+            at_i, at_j = at[:, request.offset + t.r0 : request.offset + t.r1, None], at[:, None, t.c0 : t.c1]
+        if request.window is not None:
+            seen = seen & (at_i - at_j < request.window)[:, None]
+        if request.pattern is not None:
+            seen = seen & pattern_visible(request.pattern, at_i, at_j, request.query.shape[1])
     if request.mask is not None:
         seen = seen & cut(request.mask, t)
     if request.bias is not None:
@@ -102,7 +107,8 @@ def by_group(x: Tensor, groups: int) -> Tensor:
     """[B, H, n, d] to [B, G, (H / G) * n, d]: the query heads that share a key-value head become rows of one matrix."""
     if x.shape[1] == groups:
         return x
-    return x.reshape(x.shape[0], groups, -1, x.shape[-1])
+    rows = x.shape[1] // groups * x.shape[2]  # not -1: that cannot be told of a batch of 0
+    return x.reshape(x.shape[0], groups, rows, x.shape[-1])
 
 
 def by_mask(x: Tensor, masks: int) -> Tensor:
@@ -115,33 +121,40 @@ def soft_capped(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
 
-def head_logits(request: Request, t: Tile, heads: list[int] | None = None) -> Tensor:
-    """[B, H, n, m] logits of all heads (or of some), after scale, soft cap and bias; before F and masks."""
+def head_logits(request: Request, t: Tile) -> Tensor:
+    """[B, H, n, m] logits of all heads, after scale, soft cap and bias; before F and masks."""
     dtype = compute_dtype(request.query.dtype)
-    query, key, bias = request.query[..., t.r0 : t.r1, :], request.key[..., t.c0 : t.c1, :], request.bias
-    if heads is not None:
-        shared = request.query.shape[1] // request.key.shape[1]
-        query, key = query[:, heads], key[:, [head // shared for head in heads]]
-        bias = bias[:, heads] if bias is not None and bias.shape[1] > 1 else bias
-    logits = soft_capped(products(query.to(dtype), key.to(dtype)) * request.scale, request.softcap)
-    return logits if bias is None else logits + cut(bias, t).to(dtype)
+    query, key = request.query[..., t.r0 : t.r1, :].to(dtype), request.key[..., t.c0 : t.c1, :].to(dtype)
+    logits = soft_capped(products(query, key) * request.scale, request.softcap)
+    return logits if request.bias is None else logits + cut(request.bias, t).to(dtype)
 
 
-def selecting_logits(request: Request, t: Tile) -> Tensor:
-    """[B, S, n, m] the logits that S is made of: the selecting heads', or the separate bilinear form."""
+def selecting_logits(request: Request, t: Tile, seen: Tensor) -> Tensor:
+    """[B, S, n, m] the logits that S is made of: the selecting heads', or the separate bilinear form.
+
+    `seen` is `visible` of the same tile.
+    """
     assert request.selection is not None
-    if request.selection_query is None or request.selection_key is None:
-        return head_logits(request, t, list(request.selection.heads))
     dtype = compute_dtype(request.query.dtype)
-    query, key = request.selection_query[..., t.r0 : t.r1, :], request.selection_key[..., t.c0 : t.c1, :]
-    return products(query.to(dtype), key.to(dtype)) * separate_scale(request)
+    rows, cols, by_selection = slice(t.r0, t.r1), slice(t.c0, t.c1), seen_by_selection(request, seen)
+    if request.selection_query is not None and request.selection_key is not None:
+        query, key = request.selection_query[..., rows, :].to(dtype), request.selection_key[..., cols, :].to(dtype)
+        return seen_logits(query, key, by_selection) * separate_scale(request)
+    heads, shared = list(request.selection.heads), request.query.shape[1] // request.key.shape[1]
+    query = request.query[:, heads, rows].to(dtype)
+    key = request.key[:, [head // shared for head in heads], cols].to(dtype)
+    logits = soft_capped(seen_logits(query, key, by_selection) * request.scale, request.softcap)
+    if request.bias is None:
+        return logits
+    bias = request.bias[:, heads] if request.bias.shape[1] > 1 else request.bias
+    return logits + cut(bias, t).to(dtype)
 
 
 def selected(request: Request, t: Tile, seen: Tensor) -> Tensor:
     """[B, S, n, m] the constrained S of a tile."""
     assert request.selection is not None
     allowed = may_select(request, t, seen)
-    return constrain(selecting_logits(request, t), allowed, request.selection.relu, request.strength)
+    return constrain(selecting_logits(request, t, seen), allowed, request.selection.relu, request.strength)
 
 
 def separate_scale(request: Request) -> float:

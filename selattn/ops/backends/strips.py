@@ -15,6 +15,9 @@ The backward pass, with P the weights, dP = dO V^T and delta = rowsum(dO * O), f
 
 exp is written exp2(x log2 e): PyTorch's exp falls into a path that is up to 80 times slower where results underflow, as
 those of forgotten keys do.
+
+Both directions go by plain products first. 0 * NaN is NaN, so a number that a row does not see may have reached it.
+Where a result is not finite, all is done once more with the products of `seen`, in which that cannot be.
 """
 
 from __future__ import annotations
@@ -26,16 +29,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from selattn.ops.request import Request
-from selattn.ops.selection import (
-    accumulate,
-    accumulate_backward,
-    constrain,
-    constrain_backward,
-    memory,
-    memory_backward,
-)
-from selattn.ops.tile import (
+from selattn.ops.backends.seen import careful_product, finite
+from selattn.ops.backends.tile import (
     Tile,
     by_group,
     by_mask,
@@ -48,6 +43,15 @@ from selattn.ops.tile import (
     separate_scale,
     soft_capped,
     visible,
+)
+from selattn.ops.request import Request
+from selattn.ops.selection import (
+    accumulate,
+    accumulate_backward,
+    constrain,
+    constrain_backward,
+    memory,
+    memory_backward,
 )
 
 LOG2E = 1.4426950408889634
@@ -93,6 +97,13 @@ class _Logits(NamedTuple):
 
 def forward(request: Request, seed: int) -> Forward:
     """Row strips, top to bottom."""
+    found = _forward(request, seed, careful=False)
+    if not finite(found.output):
+        found = _forward(request, seed, careful=True)
+    return found._replace(output=found.output.to(request.query.dtype))
+
+
+def _forward(request: Request, seed: int, careful: bool) -> Forward:
     query, key, value = _inputs(request)
     batch, heads, rows = query.shape[:3]
     keys, masks = key.shape[2], request.masks
@@ -108,7 +119,7 @@ def forward(request: Request, seed: int) -> Forward:
         t = Tile(r0, r1, _first_column(request, r0, r1), request.offset + r1)
         if t.c0 >= t.c1:  # padding only
             continue
-        logits = _logits(request, t, query, key, state[..., t.c0 : t.c1])
+        logits = _logits(request, t, query, key, state[..., t.c0 : t.c1], careful)
         if logits.f is not None and logits.state is not None:
             state[..., t.c0 : t.c1] = logits.state
             if request.return_f:
@@ -118,13 +129,13 @@ def forward(request: Request, seed: int) -> Forward:
         weights = logits.shifted
         top = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min)
         weights.sub_(top).mul_(LOG2E).exp2_()
-        total = weights.sum(-1, keepdim=True)
-        lse[..., r0:r1] = torch.where(total > 0, top + total.log(), torch.inf).squeeze(-1)
+        total, sees = weights.sum(-1, keepdim=True), logits.seen.any(-1, keepdim=True)
+        lse[..., r0:r1] = torch.where(sees, top + total.log(), torch.inf).squeeze(-1)
         if request.dropout_p:
             weights.mul_(dropout_scale(request, t, seed))
-        mixed = (by_group(weights, value.shape[1]) @ value[..., t.c0 : t.c1, :]).view(batch, heads, r1 - r0, -1)
-        output[..., r0:r1, :] = mixed / torch.where(total > 0, total, 1.0)
-    return Forward(output.to(request.query.dtype), lse, f, kept, state)
+        mixed = _of_keys(weights, value[..., t.c0 : t.c1, :], logits.seen if careful else None)
+        output[..., r0:r1, :] = mixed / torch.where(sees, total, 1.0)
+    return Forward(output, lse, f, kept, state)
 
 
 def backward(
@@ -138,17 +149,35 @@ def backward(
     bias_grad: bool = False,
 ) -> Gradients:
     """Column strips. `result` is the output and its log-sum-exp."""
+    given = (request, seed, result, d_output, d_f, d_memory, d_state, bias_grad)
+    found = _backward(*given, careful=False)
+    return found if finite(*found) else _backward(*given, careful=True)
+
+
+def _backward(
+    request: Request,
+    seed: int,
+    result: tuple[Tensor, Tensor],
+    d_output: Tensor,
+    d_f: Tensor | None,
+    d_memory: Tensor | None,
+    d_state: Tensor | None,
+    bias_grad: bool,
+    careful: bool,
+) -> Gradients:
     query, key, value = _inputs(request)
     output, lse = result
     d_out = d_output.to(query.dtype)
     delta = (d_out * output).sum(-1, keepdim=True)
-    dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-    dbias = torch.zeros_like(request.bias, dtype=query.dtype) if bias_grad and request.bias is not None else None
+    dq, dk, dv = (x.new_zeros(x.shape) for x in (query, key, value))
+    dbias = query.new_zeros(request.bias.shape) if bias_grad and request.bias is not None else None
     sq, sk = (None if x is None else x.to(query.dtype) for x in (request.selection_query, request.selection_key))
-    dsq, dsk = (None if x is None else torch.zeros_like(x) for x in (sq, sk))
+    dsq, dsk = (None if x is None else x.new_zeros(x.shape) for x in (sq, sk))
     dstate = None
     if request.state is not None:
-        dstate = torch.zeros_like(request.state) if d_state is None else d_state.clone()
+        dstate = request.state.new_zeros(request.state.shape)
+        if d_state is not None:
+            dstate += d_state
 
     width = strip_width(query.shape[0] * query.shape[1] * query.shape[2])
     for c0 in range(0, key.shape[2], width):
@@ -157,16 +186,22 @@ def backward(
         if t.r0 >= t.r1:
             continue
         rows, cols = slice(t.r0, t.r1), slice(c0, c1)
-        logits = _logits(request, t, query, key, None if request.state is None else request.state[..., cols])
+        begin = None if request.state is None else request.state[..., cols]
+        logits = _logits(request, t, query, key, begin, careful)
+        seen, hidden = (logits.seen, ~logits.seen) if careful else (None, None)
         weights = logits.shifted.sub_(lse[..., rows, None]).mul_(LOG2E).exp2_()
+        if hidden is not None:
+            weights.masked_fill_(hidden, 0.0)
         d_weights = products(d_out[..., rows, :], value[..., cols, :])
         if request.dropout_p:
             scale = dropout_scale(request, t, seed)
             d_weights.mul_(scale)
-            dv[..., cols, :] = _into_keys(weights * scale, d_out[..., rows, :], value)
+            dv[..., cols, :] = _into_keys(weights * scale, d_out[..., rows, :], value, seen)
         else:
-            dv[..., cols, :] = _into_keys(weights, d_out[..., rows, :], value)
+            dv[..., cols, :] = _into_keys(weights, d_out[..., rows, :], value, seen)
         d_logits = weights.mul_(d_weights.sub_(delta[..., rows, :]))
+        if hidden is not None:
+            d_logits.masked_fill_(hidden, 0.0)
 
         if logits.f is not None and logits.selecting is not None and logits.allowed is not None:
             selection = request.selection
@@ -175,16 +210,17 @@ def backward(
             if d_f is not None:
                 dF += d_f[..., rows, cols]
             if d_memory is not None:
-                seen = seen_by_selection(request, logits.seen)
-                dF += memory_backward(d_memory[..., rows], logits.f, seen, request.tau)
+                selecting_sees = seen_by_selection(request, logits.seen)
+                dF += memory_backward(d_memory[..., rows], logits.f, selecting_sees, request.tau)
             dS, d_begin = accumulate_backward(dF, None if d_state is None else d_state[..., cols], selection.shift)
             if dstate is not None:
                 dstate[..., cols] = d_begin
             d_selecting = constrain_backward(dS, logits.selecting, logits.allowed, selection.relu, request.strength)
             if sq is not None and sk is not None and dsq is not None and dsk is not None:
                 d_selecting *= separate_scale(request)
-                dsq[..., rows, :] += d_selecting @ sk[..., cols, :]
-                dsk[..., cols, :] = d_selecting.mT @ sq[..., rows, :]
+                allowed = logits.allowed if careful else None
+                dsq[..., rows, :] += _of_keys(d_selecting, sk[..., cols, :], allowed)
+                dsk[..., cols, :] = _into_keys(d_selecting, sq[..., rows, :], sk, allowed)
             else:
                 for s, head in enumerate(selection.heads):
                     d_logits[:, head] += d_selecting[:, s]
@@ -195,15 +231,15 @@ def backward(
         if logits.capped is not None and request.softcap is not None:
             d_logits *= 1 - (logits.capped / request.softcap) ** 2
         d_logits *= request.scale
-        dq[..., rows, :] += (by_group(d_logits, key.shape[1]) @ key[..., cols, :]).view_as(dq[..., rows, :])
-        dk[..., cols, :] = _into_keys(d_logits, query[..., rows, :], key)
+        dq[..., rows, :] += _of_keys(d_logits, key[..., cols, :], seen)
+        dk[..., cols, :] = _into_keys(d_logits, query[..., rows, :], key, seen)
     return Gradients(dq, dk, dv, dsq, dsk, dbias, dstate)
 
 
 def strip_width(length: int) -> int:
     """How many rows (or columns) of `length` logits make one strip."""
     low, high = STRIP_WIDTHS
-    return max(low, min(high, STRIP_ELEMENTS // length // low * low))
+    return max(low, min(high, STRIP_ELEMENTS // max(length, 1) // low * low))
 
 
 def dropout_scale(request: Request, t: Tile, seed: int) -> Tensor:
@@ -233,7 +269,7 @@ def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     return request.query.to(dtype), request.key.to(dtype), request.value.to(dtype)
 
 
-def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, state: Tensor | None) -> _Logits:
+def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, state: Tensor | None, careful: bool) -> _Logits:
     """Logits minus F for one tile. `state` is that of the tile's columns, before its first row."""
     seen = visible(request, t)
     rows, cols = slice(t.r0, t.r1), slice(t.c0, t.c1)
@@ -251,43 +287,63 @@ def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, state: Tensor
     if request.selection_query is None:
         selecting = logits[:, list(request.selection.heads)]
     else:
-        selecting = selecting_logits(request, t)
+        selecting = selecting_logits(request, t, seen)
     allowed = may_select(request, t, seen)
     S = constrain(selecting, allowed, request.selection.relu, request.strength)
     F, after = accumulate(S, state, request.selection.shift)
-    # One mask for all heads goes in with F, which is smaller than the logits by the number of heads.
-    shared = seen.shape[1] == 1
+    # One mask for all heads goes in with F, which is smaller than the logits by the number of heads. NaN - inf is NaN.
+    shared = seen.shape[1] == 1 and not careful
     by_mask(logits, request.masks).sub_((F.masked_fill(~seen, torch.inf) if shared else F).unsqueeze(2))
     if not shared:
         logits.masked_fill_(~seen, -torch.inf)
     return _Logits(logits, capped, selecting, allowed, seen, F, after)
 
 
-def _into_keys(weights: Tensor, rows: Tensor, like: Tensor) -> Tensor:
+def _of_keys(weights: Tensor, keys: Tensor, seen: Tensor | None) -> Tensor:
+    """sum over keys of weights keys: [B, H, n, d]. With `seen`: over what is seen, whatever the rest is."""
+    heads, groups = weights.shape[1], keys.shape[1]
+    if seen is None:
+        return (by_group(weights, groups) @ keys).view(*weights.shape[:3], keys.shape[-1])
+    return careful_product(weights, keys.repeat_interleave(heads // groups, 1), seen)
+
+
+def _into_keys(weights: Tensor, rows: Tensor, like: Tensor, seen: Tensor | None) -> Tensor:
     """sum over queries (and the query heads that share a key-value head) of weights^T rows: [B, G, m, d]."""
     groups = like.shape[1]
-    return by_group(weights, groups).mT @ by_group(rows, groups)
+    if seen is None:
+        return by_group(weights, groups).mT @ by_group(rows, groups)
+    return careful_product(weights.mT, rows, seen.mT).unflatten(1, (groups, -1)).sum(2)
 
 
 def _first_column(request: Request, r0: int, r1: int) -> int:
     """The first key that rows r0:r1 can see; 0 when F is wanted, which is defined for all keys."""
     first = 0
-    if request.return_f:
+    if request.return_f or request.query.shape[0] == 0:
         return first
     if request.window is not None:
-        first = max(first, request.offset + r0 - request.window + 1)
+        rank = _ranks(request)
+        least = rank[:, request.offset + r0, None] - request.window + 1
+        first = max(first, int(torch.searchsorted(rank, least).min()))
     if request.start is not None:
         first = max(first, int(request.start[:, request.offset + r0 : request.offset + r1].min()))
     return first
 
 
+def _ranks(request: Request) -> Tensor:
+    """[B or 1, M] how many real tokens a row of the batch has up to each: what a window counts."""
+    if request.start is None:
+        return torch.arange(1, request.key.shape[2] + 1, device=request.key.device)[None]
+    return (request.start < request.start.shape[-1]).long().cumsum(-1)
+
+
 def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
     """One past the last row that can see a key of c0:c1; all rows when F's own gradient is given."""
     last = request.key.shape[2]
-    if whole_column:
+    if whole_column or request.query.shape[0] == 0:
         return request.query.shape[2]
     if request.window is not None:
-        last = min(last, c1 - 1 + request.window)
+        rank = _ranks(request)
+        last = min(last, int(torch.searchsorted(rank, rank[:, c1 - 1, None] + request.window).max()))
     if request.until is not None:
         last = min(last, int(request.until[..., c0:c1].max()))
     if request.start is not None and last > 0:

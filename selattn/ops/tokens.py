@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selattn.ops import Pattern, Selection
-from selattn.ops.tile import compute_dtype
+from selattn.ops.backends.tile import compute_dtype
+from selattn.ops.patterns import Pattern, pattern_visible
+from selattn.ops.selection import Selection
 
 
 class Tokens(NamedTuple):
@@ -64,3 +65,19 @@ class Rules(NamedTuple):
         if self.selection is None:
             return 0
         return len(self.selection.heads) if tokens.selection_query is None else tokens.selection_query.shape[1]
+
+
+def position_mask(positions: Tensor, count: int, rules: Rules, heads: int) -> Tensor | None:
+    """[B, 1 or H, n, M] what a window or pattern shows to the last `count` of M entries, by positions [B, M].
+
+    Entries of a cache do not stand where their tokens stood, so that only positions tell.
+    """
+    if rules.window is None and rules.pattern is None:
+        return None
+    i, j = positions[:, -count:, None], positions[:, None, :]
+    seen = torch.ones_like(i == j)[:, None]
+    if rules.window is not None:
+        seen = seen & (i - j < rules.window)[:, None]
+    if rules.pattern is not None:
+        seen = seen & pattern_visible(rules.pattern, i, j, heads)
+    return seen

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selattn import native
 from selattn.errors import SelattnError
+from selattn.ops import transforms
+from selattn.ops.backends.tile import compute_dtype
 from selattn.ops.request import Attention, Request
 from selattn.ops.sequences import visible_pairs
-from selattn.ops.tile import compute_dtype
+from selattn.utils import native
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}  # as csrc/attention/problem.h numbers them
 BLOCK = 96  # queries whose F begins with a stored value; BLOCK in problem.h
@@ -30,7 +31,7 @@ def unavailable() -> str | None:
 
 def refusal(request: Request) -> str | None:
     """Why this backend cannot do what is asked; None if it can."""
-    r, gradient = request, request.needs_grad and torch.is_grad_enabled()
+    r, gradient = request, _differentiated(request)
     reasons = {
         f"it runs on the CPU, not on {r.query.device.type}": r.query.device.type != "cpu",
         f"it takes fp32, fp64 and bf16, not {r.query.dtype}": r.query.dtype not in DTYPES,
@@ -51,6 +52,11 @@ def refusal(request: Request) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _differentiated(request: Request) -> bool:
+    """Whether a backward pass can follow; inside of torch.func an input does not tell."""
+    return (request.needs_grad or transforms.in_transform()) and torch.is_grad_enabled()
+
+
 def attend(request: Request) -> Attention:
     """See `Request` and `Attention`."""
     r, selection = request, request.selection
@@ -69,11 +75,11 @@ def attend(request: Request) -> Attention:
         memory=r.return_memory,
         state_out=r.return_state,
         living=r.return_living,
-        gradient=r.needs_grad and torch.is_grad_enabled(),
+        gradient=_differentiated(r),
     )
     assert settings.selecting < heads
     tensors = (r.query, r.key, r.value, r.strength, r.start, r.until, r.state)
-    output, _, memory, state, _, _, living = _forward(*tensors, *settings)
+    output, _, memory, state, _, _, living = _run(*tensors, *settings)
     return Attention(
         output=output,
         memory=memory.unsqueeze(1) if r.return_memory else None,
@@ -115,7 +121,7 @@ class _Found(NamedTuple):
     lse: Tensor  # [B, H, N]
     memory: Tensor  # [B, N]
     state: Tensor  # [B, M]
-    block_f: Tensor  # [B, blocks, M] F at the first row of each block, for the backward pass
+    block_f: Tensor  # [B, blocks * M] F at the first row of each block, for the backward pass
     dead: Tensor  # [B, M] the block from which a column is dead
     living: Tensor  # [B] pairs of a query and a living key
 
@@ -177,6 +183,8 @@ class _Problem(ctypes.Structure):
         """Call the library."""
         library = native.library()
         assert library is not None
+        if self.B == 0:
+            return
         if getattr(library, function)(ctypes.byref(self)):
             raise SelattnError("attention needs more memory than there is: use a smaller batch or a shorter context")
 
@@ -186,13 +194,14 @@ def _empty(tensors: tuple[Any, ...], settings: _Settings) -> _Found:
     exact = query.new_empty(0, dtype=compute_dtype(query.dtype))
     batch, heads, rows = query.shape[:3]
     keys, s = key.shape[2], settings
-    blocks = -(-rows // BLOCK) if s.gradient and s.selecting >= 0 else 0
+    # In one row: as a size of its own, the number of blocks would be a constant of a compiled graph where it is 1.
+    of_blocks = (batch, -(-rows // BLOCK) * keys) if s.gradient and s.selecting >= 0 else 0
     return _Found(
         output=query.new_empty(batch, heads, rows, value.shape[3]),
         lse=exact.new_empty(batch, heads, rows),
         memory=exact.new_empty((batch, rows) if s.memory else 0),
         state=exact.new_empty((batch, keys) if s.state_out else 0),
-        block_f=exact.new_empty((batch, blocks, keys) if blocks else 0),
+        block_f=exact.new_empty(of_blocks),
         dead=exact.new_empty(batch, keys, dtype=torch.int32),
         living=exact.new_empty(batch if s.living else 0, dtype=torch.int64),
     )
@@ -261,7 +270,7 @@ def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_memory: Any, *_: Any) 
     if d_output is None:
         d_output = torch.zeros_like(output)
     d_memory = d_memory if _Settings(*ctx.settings).memory else None
-    found = _backward(output, lse, block_f, dead, d_output, d_memory, *tensors, *ctx.settings)
+    found = _run_backward(output, lse, block_f, dead, d_output, d_memory, *tensors, *ctx.settings)
     needed = [g if need else None for g, need in zip(found, ctx.needs_input_grad, strict=False)]
     return (*needed, *(None,) * (len(tensors) + len(ctx.settings) - len(needed)))
 
@@ -270,5 +279,5 @@ def _refuse_second(ctx: Any, *gradients: Any) -> None:
     raise RuntimeError("selattn's cpu backend has no second derivative: use backend='reference' for double backward")
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
-_backward.register_autograd(_refuse_second)
+_run = transforms.Operator(_forward, _save, _differentiate)
+_run_backward = transforms.Operator(_backward, transforms.save_nothing, _refuse_second)

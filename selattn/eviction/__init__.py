@@ -1,0 +1,32 @@
+"""Who leaves when a layer is full: policies, budgets, and the order in which tokens are evicted."""
+
+from selattn.eviction.budgets import Budgets
+from selattn.eviction.policies import (
+    H2O,
+    POLICIES,
+    KeepAll,
+    Policy,
+    Selective,
+    Threshold,
+    Tova,
+    Window,
+    import_policy,
+    make_policy,
+)
+from selattn.ops.order import NEVER, Kept
+
+__all__ = [
+    "H2O",
+    "NEVER",
+    "POLICIES",
+    "Budgets",
+    "KeepAll",
+    "Kept",
+    "Policy",
+    "Selective",
+    "Threshold",
+    "Tova",
+    "Window",
+    "import_policy",
+    "make_policy",
+]

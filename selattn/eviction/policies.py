@@ -1,0 +1,271 @@
+"""Eviction policies: who leaves when a layer is full. One small class each; docs/cache.md shows how to write one.
+
+Before a token attends, if the budget is used up, the kept earlier token that a policy ranks highest leaves for good.
+Ties: never the sequence's first token, then the oldest. A policy may keep a score for each token, which it updates with
+the attention weights after each query, and may let tokens leave before the budget is used up (`leaves`).
+
+A policy is an object. Wherever one is wanted, a name of `POLICIES` does too (`make_policy`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from selattn.errors import SelattnError
+from selattn.ops.order import Kept
+from selattn.utils.suggest import unknown
+
+
+class Policy:
+    """One eviction policy. A subclass needs `rank`, and nothing else.
+
+    Attributes:
+        name: what it is called in tables and messages; the class's name unless given.
+        per_head: each key-value head evicts on its own, so that positions differ between heads.
+        evicts: whether anybody ever leaves.
+        needs_weights: whether `update` wants the attention weights; by itself true where `update` is overridden.
+        leaves_early: whether `leaves` lets tokens go while there is room; by itself true where `leaves` is overridden.
+        needs_f: whether `rank` or `leaves` reads F. True unless a policy says that it does not, which saves time.
+    """
+
+    name: str
+    per_head: ClassVar[bool] = False
+    evicts: ClassVar[bool] = True
+    needs_weights: ClassVar[bool] = False
+    needs_f: ClassVar[bool] = True
+    leaves_early: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+        if "update" in cls.__dict__ and "needs_weights" not in cls.__dict__:
+            cls.needs_weights = True
+        if "leaves" in cls.__dict__:
+            cls.leaves_early = True
+        # Never inherited: of what a subclass overrides, the compiled library knows nothing.
+        if "compiled" not in cls.__dict__:
+            cls.compiled = Policy.compiled  # type: ignore[method-assign]
+
+    def rank(self, kept: Kept) -> Tensor:
+        """[B, P, C]: the highest leaves."""
+        raise NotImplementedError(f"the policy {self.name!r} has no rank(kept): the highest rank leaves")
+
+    def leaves(self, kept: Kept) -> Tensor | None:
+        """[B, P, C] bool: who leaves although there is room; None for nobody."""
+        return None
+
+    def update(self, score: Tensor, weights: Tensor) -> Tensor:
+        """The new scores [B, P, C] after a query attended with `weights` [B, P, C], a mean over the heads of each P."""
+        return score
+
+    def to_dict(self) -> str:
+        """Its name, which is what transformers writes when it stands in a `GenerationConfig`."""
+        return self.name
+
+    def compiled(self) -> tuple[int, float] | None:
+        """Its number and parameter in csrc/cache/policies.h; None: it runs in Python, row by row."""
+        return None
+
+
+@dataclass(frozen=True)
+class Selective(Policy):
+    """The token with the highest F leaves (the paper, section 4)."""
+
+    name = "selective"
+
+    def rank(self, kept: Kept) -> Tensor:
+        return kept.f.expand_as(kept.position)
+
+    def compiled(self) -> tuple[int, float] | None:
+        return 0, 0.0
+
+
+@dataclass(frozen=True)
+class H2O(Policy):
+    """The token with the lowest accumulated attention leaves, each key-value head on its own.
+
+    Zhang et al., 2023, https://arxiv.org/abs/2306.14048, https://github.com/FMInference/H2O. It departs in two things:
+    one token leaves at each step, also inside a prompt, where the reference cuts a prompt once at its end; and with
+    grouped heads the score is a mean over the query heads that share a key-value head.
+
+    Args:
+        recent: the share of the budget that belongs to the latest tokens, which are safe.
+    """
+
+    recent: float = 0.5
+    name = "h2o"
+    per_head = True
+    needs_f = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.recent <= 1:
+            raise SelattnError(f"H2O's share of recent tokens must be in [0, 1], not {self.recent}")
+
+    def rank(self, kept: Kept) -> Tensor:
+        # How many kept tokens are newer: the coming one and the latest recent * budget - 1 are safe.
+        newer = kept.position.argsort(-1, descending=True).argsort(-1)
+        return (-kept.score).masked_fill(newer < math.floor(self.recent * kept.budget) - 1, -torch.inf)
+
+    def update(self, score: Tensor, weights: Tensor) -> Tensor:
+        return score + weights
+
+    def compiled(self) -> tuple[int, float] | None:
+        return 1, self.recent
+
+
+@dataclass(frozen=True)
+class Tova(Policy):
+    """The token that the last query attended to least leaves; attention is averaged over the heads.
+
+    Oren et al., 2024, https://arxiv.org/abs/2401.06104, https://github.com/schwartz-lab-NLP/TOVA. It departs in one
+    thing: of a prompt, too, tokens leave one by one, where the reference cuts a prompt once at its end.
+    """
+
+    name = "tova"
+    needs_f = False
+
+    def rank(self, kept: Kept) -> Tensor:
+        return -kept.score
+
+    def update(self, score: Tensor, weights: Tensor) -> Tensor:
+        return weights
+
+    def compiled(self) -> tuple[int, float] | None:
+        return 2, 0.0
+
+
+@dataclass(frozen=True)
+class Window(Policy):
+    """The oldest token but the first `sinks` leaves; with a budget of `sinks` or less, as many of the first as fit.
+
+    With sinks=4 it is Window+4 of Oren et al. (https://arxiv.org/abs/2401.06104), known as StreamingLLM (Xiao et al.,
+    2023, https://arxiv.org/abs/2309.17453, https://github.com/mit-han-lab/streaming-llm). It departs from StreamingLLM
+    in one thing: kept tokens stay at their positions, where StreamingLLM counts positions inside the cache.
+
+    Args:
+        sinks: how many of a sequence's first tokens are safe.
+    """
+
+    sinks: int = 0
+    needs_f = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.sinks, bool) or not isinstance(self.sinks, int) or self.sinks < 0:
+            raise SelattnError(f"Window's sinks must be a whole number of tokens, at least 0, not {self.sinks!r}")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """`window`, or `window+4` with 4 sinks."""
+        return f"window+{self.sinks}" if self.sinks else "window"
+
+    def rank(self, kept: Kept) -> Tensor:
+        safe = kept.position < min(self.sinks, kept.budget - 1)
+        return (-kept.position).to(kept.score.dtype).masked_fill(safe, -torch.inf)
+
+    def compiled(self) -> tuple[int, float] | None:
+        return 3, float(self.sinks)
+
+
+@dataclass(frozen=True)
+class Threshold(Policy):
+    """Every token with F > tau leaves, as soon as it is so; beyond the budget, the highest F.
+
+    The variant that the paper names in section 4 and sets aside, because the number of tokens that leave varies. The
+    first token of a sequence stays.
+
+    Args:
+        tau: the threshold.
+    """
+
+    tau: float
+
+    def __post_init__(self) -> None:
+        if not self.tau >= 0:
+            raise SelattnError(f"the threshold must be at least 0, not {self.tau}")
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """`threshold=TAU`."""
+        return f"threshold={self.tau:g}"
+
+    def rank(self, kept: Kept) -> Tensor:
+        return kept.f.expand_as(kept.position)
+
+    def leaves(self, kept: Kept) -> Tensor:
+        return (kept.f > self.tau) & (kept.position > 0)
+
+
+@dataclass(frozen=True)
+class KeepAll(Policy):
+    """Nobody leaves: budgets are not in force, and the cache grows with the text."""
+
+    name = "none"
+    evicts = False
+    needs_f = False
+
+
+# The names that stand for a policy, and what each makes. `window+8` and `threshold=0.5` are understood as well.
+POLICIES: dict[str, Callable[[], Policy]] = {
+    "selective": Selective,
+    "h2o": H2O,
+    "tova": Tova,
+    "window+4": lambda: Window(4),
+    "window": Window,
+}
+
+
+def make_policy(value: str | Policy | type[Policy]) -> Policy:
+    """The policy of a name, or the policy itself."""
+    if isinstance(value, Policy):
+        return value
+    if isinstance(value, type) and issubclass(value, Policy):
+        return value()
+    if not isinstance(value, str):
+        raise SelattnError(f"a policy is a name or a selattn.Policy, not {type(value).__name__}")
+    if value in POLICIES:
+        return POLICIES[value]()
+    if value == KeepAll.name:
+        return KeepAll()
+    kind, plus, number = value.partition("+")
+    if kind == "window" and plus and number.isdecimal():
+        return Window(int(number))
+    kind, equals, number = value.partition("=")
+    if kind == "threshold" and equals:
+        try:
+            return Threshold(float(number))
+        except ValueError:
+            raise SelattnError(f"the threshold in {value!r} is not a number: write threshold=1") from None
+    raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
+
+
+def import_policy(text: str) -> Policy:
+    """A policy of the user's own from the command line, `package.module:Class`; or one of the names.
+
+    Only a command line is read so: a name in a model's config never makes anything be imported.
+    """
+    module, colon, name = text.partition(":")
+    if not colon:
+        return make_policy(text)
+    here = os.getcwd()  # where a user's own module lies; `python -m` looks there, an installed command does not
+    sys.path.insert(0, here)
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SelattnError(f"cannot import the policy {text!r}: {error}") from None
+    finally:
+        sys.path.remove(here)
+    if not (isinstance(found, Policy) or (isinstance(found, type) and issubclass(found, Policy))):
+        raise SelattnError(f"{text} is no selattn.Policy: derive a class from it")
+    try:
+        return make_policy(found)
+    except TypeError as error:
+        raise SelattnError(f"{text} cannot be made without arguments ({error}): name an instance of it") from None

@@ -1,0 +1,77 @@
+"""One step of decoding by the compiled library, csrc/cache/decode.h."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from selattn.ops.backends.cpu import DTYPES
+from selattn.ops.backends.cpu_order import call_library, refusal
+from selattn.ops.order import StepRequest
+from selattn.ops.selection import Selection
+from selattn.utils.structs import struct
+
+
+def step_refusal(request: StepRequest) -> str | None:
+    """Why the library cannot make this step; None if it can."""
+    policy, masks = request.policy, request.rules.masks(request.tokens)
+    reasons = {
+        f"it does not know the policy {policy.name!r}": request.budget is not None and policy.compiled() is None,
+        f"it keeps no slot free, as the policy {policy.name!r} does": policy.leaves_early,
+        f"it keeps no scores, which the policy {policy.name!r} needs": policy.needs_weights,
+        "it has one order of eviction for all heads": request.slots.position.shape[1] > 1,
+        "it has one selection mask": masks > 1,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    return reason or refusal(request.tokens, request.rules)
+
+
+def step(request: StepRequest) -> Tensor:
+    """The output [B, H, 1, Dv] of the query; the slots are written to."""
+    slots, tokens, rules = request.slots, request.tokens, request.rules
+    keys, values, position, state, length = slots.keys, slots.values, slots.position, slots.state, slots.length
+    assert keys is not None
+    assert values is not None
+    assert all(x.is_contiguous() for x in (keys, values, position, state, length))
+    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (tokens.query, tokens.key, tokens.value))
+    batch, heads, _, size = query.shape
+    groups, places, value_size = values.shape[1:]
+    out = query.new_empty(batch, heads, 1, value_size)
+    switches = rules.selection or Selection()
+    number, parameter = request.policy.compiled() or (0, 0.0)
+    packed = struct("Step").pack(
+        policy=number,
+        parameter=parameter,
+        B=batch,
+        H=heads,
+        G=groups,
+        C=places,
+        D=size,
+        Dv=value_size,
+        budget=request.budget or 0,
+        used=request.used,
+        dtype=DTYPES[query.dtype],
+        threads=torch.get_num_threads(),
+        query=query,
+        key=key,
+        value=value,
+        query_stride=query,
+        key_stride=key,
+        value_stride=value,
+        keys=keys,
+        values=values,
+        position=position,
+        state=None if rules.selection is None else state,
+        length=length,
+        scale=rules.scale_of(query),
+        strength=float(rules.strength),
+        selecting=switches.heads[0],
+        relu=switches.relu,
+        protect_first=switches.protect_first,
+        protect_self=switches.protect_self,
+        shift=switches.shift,
+        window=rules.window or 0,
+        out=out,
+    )
+    call_library("selattn_decode", packed)
+    return out

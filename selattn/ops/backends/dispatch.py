@@ -1,0 +1,136 @@
+"""Which backend runs a request. Asked for by name, it runs or says why not; "auto" follows one written rule.
+
+A new backend is a file here, and a line in `BACKENDS`. A backend of the user's own needs no line: the object itself is
+taken wherever a name is.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from selattn.errors import SelattnError
+from selattn.ops import transforms
+from selattn.ops.backends import chunked, cpu, cpu_order, cpu_step, reference, sdpa, triton
+from selattn.ops.backends.base import Backend
+from selattn.ops.order import Order, OrderRequest, StepRequest
+from selattn.ops.request import Attention, Request
+from selattn.utils.suggest import unknown
+
+AUTO = "auto"
+
+
+class _Module(Backend):
+    """A backend whose attention is the functions of a module."""
+
+    def __init__(self, name: str, module: ModuleType) -> None:
+        self.name, self.plain = name, module is reference
+        self.unavailable = module.unavailable  # type: ignore[method-assign]
+        self.refusal = module.refusal  # type: ignore[method-assign]
+        self.attend = module.attend  # type: ignore[method-assign]
+
+
+class _Compiled(_Module):
+    """The compiled library, which also has an eviction order and a step of its own."""
+
+    def order_refusal(self, request: OrderRequest) -> str | None:
+        return cpu_order.order_refusal(request)
+
+    def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
+        return cpu_order.order(request)
+
+    def step_refusal(self, request: StepRequest) -> str | None:
+        if torch.compiler.is_compiling():
+            return "it cannot be compiled into a graph: it writes to the slots"
+        return cpu_step.step_refusal(request)
+
+    def step(self, request: StepRequest) -> Tensor:
+        return cpu_step.step(request)
+
+
+BACKENDS: dict[str, Backend] = {
+    "reference": _Module("reference", reference),
+    "sdpa": _Module("sdpa", sdpa),
+    "chunked": _Module("chunked", chunked),
+    "cpu": _Compiled("cpu", cpu),
+    "triton": _Module("triton", triton),
+}
+
+
+def backends() -> dict[str, str | None]:
+    """Every backend, with None if it is available and else the reason why it is not."""
+    return {name: backend.unavailable() for name, backend in BACKENDS.items()}
+
+
+def find_backend(backend: str | Backend) -> Backend:
+    """The backend of a name, or the backend itself."""
+    if isinstance(backend, Backend):
+        return backend
+    if not isinstance(backend, str):
+        raise SelattnError(f"a backend is a name or a selattn.ops.Backend, not {type(backend).__name__}")
+    if backend not in BACKENDS:
+        raise SelattnError(unknown("backend", backend, [AUTO, *BACKENDS]))
+    return BACKENDS[backend]
+
+
+def attend(request: Request, backend: str | Backend) -> Attention:
+    """Run the request on that backend."""
+    found = find_backend(choose(request) if backend == AUTO else backend)
+    if reason := _refusal(found, request):
+        raise _cannot(found, reason, [name for name, other in BACKENDS.items() if not _refusal(other, request)])
+    result = found.attend(request)
+    if request.return_living and result.living is None:  # a backend that leaves nothing out
+        result = result._replace(living=request.query.new_ones(request.query.shape[0], dtype=torch.float64))
+    return result
+
+
+def _refusal(backend: Backend, request: Request) -> str | None:
+    """Why a backend cannot do it here; None if it can."""
+    reason = backend.unavailable() or backend.refusal(request)
+    return reason or (None if backend.plain else transforms.refusal(request))
+
+
+def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor | None]:
+    """The eviction order by that backend; "auto" is `cpu` where that can do it, else plain PyTorch."""
+    found = BACKENDS["cpu"] if backend == AUTO else find_backend(backend)
+    reason = found.unavailable() or found.order_refusal(request)
+    if reason and backend == AUTO:
+        return BACKENDS["chunked"].order(request)
+    if reason:
+        able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.order_refusal(request))]
+        raise _cannot(found, f"the eviction order: {reason}", able)
+    return found.order(request)
+
+
+def step(request: StepRequest, backend: str | Backend) -> Tensor:
+    """One step of decoding by that backend; "auto" is `cpu` where that can do it, else plain PyTorch."""
+    found = BACKENDS["cpu"] if backend == AUTO else find_backend(backend)
+    reason = found.unavailable() or found.step_refusal(request)
+    if reason and backend == AUTO:
+        return BACKENDS["chunked"].step(request)
+    if reason:
+        able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.step_refusal(request))]
+        raise _cannot(found, f"a step of decoding: {reason}", able)
+    return found.step(request)
+
+
+def _cannot(backend: Backend, reason: str, able: list[str]) -> SelattnError:
+    use = f"use {' or '.join(able)}, or auto" if able else "use auto"
+    return SelattnError(f"backend {backend.name!r} cannot do this: {reason}; {use}")
+
+
+def choose(request: Request) -> str:
+    """What "auto" means for attention, the first that applies.
+
+    The attention weights or a forward-mode derivative are wanted: `reference`, the only one that has them.
+    Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
+    Everything that it can do: `cpu`, the compiled kernel, the fastest at every length that was measured.
+    Everything else: `chunked`, linear in memory too.
+    """
+    if request.return_weights or transforms.refusal(request) is not None:
+        return "reference"
+    if sdpa.plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
+        return "sdpa"
+    return "cpu" if _refusal(BACKENDS["cpu"], request) is None else "chunked"

@@ -1,0 +1,117 @@
+"""One step of decoding in plain PyTorch, on tensors of fixed shape, so that it compiles."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from selattn.ops.backends.tile import by_group, products
+from selattn.ops.order import Kept, StepRequest, victim
+from selattn.ops.patterns import pattern_visible
+from selattn.ops.selection import constrain
+from selattn.ops.selection import step as accumulate_step
+
+
+def step(request: StepRequest) -> Tensor:
+    """The output [B, H, 1, Dv] of the query; the token that leaves is overwritten."""
+    slots, rules, used = request.slots, request.rules, request.used
+    assert slots.keys is not None
+    assert slots.values is not None
+    query, now = request.tokens.query, slots.length[:, None]  # the new token's position
+    _write(request, _free_slot(request), now)
+    keys, values, position = slots.keys[..., :used, :], slots.values[..., :used, :], slots.position[..., :used]
+
+    seen = position >= 0
+    if rules.window is not None:
+        seen = seen & (now[:, None] - position < rules.window)
+    seen = seen.unsqueeze(-2)  # [B, P, 1, C]
+    heads, orders = query.shape[1], position.shape[1]
+    if orders > 1:  # each head sees what its own order keeps
+        seen = seen.repeat_interleave(heads // orders, 1)
+    if rules.pattern is not None:
+        shown = pattern_visible(rules.pattern, now[:, None], position, heads)  # [B, 1 or H, P, C]
+        if orders > 1:
+            head = torch.arange(heads, device=query.device)
+            shown = shown.expand(-1, heads, -1, -1)[:, head, head // (heads // orders), None]
+        seen = seen & shown
+    bias = torch.zeros((), dtype=slots.state.dtype, device=query.device)
+    if rules.selection is not None:
+        bias = -_select(request, keys, position, seen, now)  # [B, S, 1, C]
+        if bias.shape[1] > 1:
+            bias = bias.repeat_interleave(heads // bias.shape[1], 1)
+    return _mix(request, keys, values, bias.masked_fill(~seen, -torch.inf))
+
+
+def _free_slot(request: StepRequest) -> Tensor:
+    """[B, P] where the new token goes: the first empty slot, or that of the token which leaves."""
+    slots, policy = request.slots, request.policy
+    position = slots.position[..., : request.used]
+    empty = position < 0
+    first = empty.to(torch.uint8).argmax(-1)
+    if request.budget is None:
+        return first
+    score = slots.score if policy.needs_weights else torch.zeros_like(slots.position, dtype=slots.state.dtype)
+    reads = policy.needs_f and slots.state.shape[1]
+    f = slots.state[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
+    leaves = victim(policy, Kept(slots.position, score, f, request.budget))
+    return torch.where((position >= 0).sum(-1) < request.budget, first, leaves)
+
+
+def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
+    """Put the new token into its slot; nothing of the old one stays."""
+    slots, tokens = request.slots, request.tokens
+    assert slots.keys is not None
+    assert slots.values is not None
+    at = slot.expand(-1, slots.keys.shape[1])[..., None, None]
+    slots.keys.scatter_(2, at.expand(-1, -1, 1, slots.keys.shape[-1]), tokens.key)
+    slots.values.scatter_(2, at.expand(-1, -1, 1, slots.values.shape[-1]), tokens.value)
+    here = slot[..., None]
+    slots.position.scatter_(-1, here, now[:, None].expand_as(here).to(slots.position.dtype))
+    slots.state.scatter_(-1, here[:, None].expand(-1, slots.state.shape[1], -1, -1), 0.0)
+    if request.policy.needs_weights:
+        slots.score.scatter_(-1, here, 0.0)
+    if slots.selection_keys is not None and tokens.selection_key is not None:
+        stored = slots.selection_keys
+        stored.scatter_(
+            2, slot[:, :1, None, None].expand(-1, stored.shape[1], 1, stored.shape[-1]), tokens.selection_key
+        )
+
+
+def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, now: Tensor) -> Tensor:
+    """F of the query [B, S, 1, C]; what it selects is added to the slots' F."""
+    slots, tokens, rules, used = request.slots, request.tokens, request.rules, request.used
+    selection = rules.selection
+    assert selection is not None
+    exact = slots.state.dtype
+    if tokens.selection_query is not None and slots.selection_keys is not None:
+        scale = tokens.selection_query.shape[-1] ** -0.5
+        logits = products(tokens.selection_query.to(exact), slots.selection_keys[..., :used, :].to(exact)) * scale
+        visible_to_it = seen.any(1, keepdim=True)
+    else:
+        heads = list(selection.heads)
+        shared = tokens.query.shape[1] // keys.shape[1]
+        chosen = keys[:, [head // shared for head in heads]]
+        logits = products(tokens.query[:, heads].to(exact), chosen.to(exact)) * rules.scale_of(tokens.query)
+        visible_to_it = seen if seen.shape[1] == 1 else seen[:, heads]
+    allowed = visible_to_it & ~selection.exempt(position, now[:, None]).unsqueeze(-2)
+    S = constrain(logits, allowed, selection.relu, rules.strength_of(tokens.query))
+    F, after = accumulate_step(S, slots.state[..., :used], selection.shift)  # both [B, S, 1, C]: one order for all
+    F = F.clone() if selection.shift else F
+    slots.state[..., :used] = after
+    return F
+
+
+def _mix(request: StepRequest, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """softmax(scale Q K^T + bias) V; a policy that lives on attention weights gets them."""
+    query, rules, slots, used = request.tokens.query, request.rules, request.slots, request.used
+    if not request.policy.needs_weights:
+        bias = bias.to(query.dtype) if query.device.type != "cpu" else bias
+        return nnf.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=rules.scale, enable_gqa=True)
+    exact = slots.state.dtype
+    weights = (products(query.to(exact), keys.to(exact)) * rules.scale_of(query) + bias).softmax(-1)  # [B, H, 1, C]
+    weights = weights.nan_to_num(0.0)  # of a query to which a pattern shows nothing
+    mean = weights.squeeze(-2).unflatten(1, (slots.position.shape[1], -1)).mean(2)
+    slots.score[..., :used] = request.policy.update(slots.score[..., :used], mean)
+    mixed = by_group(weights, keys.shape[1]) @ values.to(exact)
+    return mixed.view(*query.shape[:-1], values.shape[-1]).to(query.dtype)

@@ -1,0 +1,141 @@
+"""The passes, made an operator: torch sees one node for each direction, with gradients and shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selattn.ops import transforms
+from selattn.ops.backends.triton import backward, forward
+from selattn.ops.backends.triton.prepare import Settings, Tensors, config_of, may_leave_out
+from selattn.ops.request import Attention, Request
+
+_TENSORS = """Tensor query, Tensor key, Tensor value, Tensor? selection_query, Tensor? selection_key, Tensor? bias,
+    Tensor? state, Tensor? strength, Tensor? start, Tensor? until, Tensor? mask"""
+_SETTINGS = """float scale, float softcap, int[] heads, bool relu, bool protect_first, bool protect_self, bool shift,
+    float tau, int window, float tolerance, bool memory, bool state_out, bool living, bool gradient"""
+_N_TENSORS = len(Tensors._fields)
+_DIFFERENTIABLE = len(backward.Gradients._fields)
+
+
+def attend(request: Request) -> Attention:
+    """See `Request` and `Attention`."""
+    r = request
+    output, _, memory, state, living, _, _ = _run(*tensors_of(r), *settings_of(r))
+    return Attention(
+        output=output,
+        memory=memory if r.return_memory else None,
+        state=state if r.return_state else None,
+        living=living if r.return_living else None,
+    )
+
+
+def tensors_of(r: Request) -> Tensors:
+    """The tensors of a request."""
+    return Tensors(*(getattr(r, name) for name in Tensors._fields))
+
+
+def settings_of(r: Request) -> Settings:
+    """All else."""
+    from_head = r.selection is not None and r.selection_query is None
+    return Settings(
+        scale=r.scale,
+        softcap=r.softcap or 0.0,
+        heads=list(r.selection.heads) if r.selection is not None and from_head else [],
+        relu=r.selection is None or r.selection.relu,
+        protect_first=r.selection is None or r.selection.protect_first,
+        protect_self=r.selection is None or r.selection.protect_self,
+        shift=r.selection is None or r.selection.shift,
+        tau=r.tau,
+        window=r.window or 0,
+        tolerance=r.tolerance,
+        memory=r.return_memory,
+        state_out=r.return_state,
+        living=r.return_living,
+        gradient=(r.needs_grad or transforms.in_transform()) and torch.is_grad_enabled(),
+    )
+
+
+def _unpack(args: tuple[Any, ...]) -> tuple[Tensors, Settings]:
+    return Tensors(*args[:_N_TENSORS]), Settings(*args[_N_TENSORS:])
+
+
+@torch.library.custom_op(
+    "selattn::triton_forward",
+    mutates_args=(),
+    schema=f"({_TENSORS}, {_SETTINGS}) -> ({', '.join(['Tensor'] * len(forward.Found._fields))})",
+)
+def _forward(*args: Any) -> forward.Found:
+    return forward.forward(*_unpack(args))
+
+
+@_forward.register_fake
+def _(*args: Any) -> forward.Found:
+    tensors, settings = _unpack(args)
+    return forward.empty(tensors, settings, config_of(tensors).rows, may_leave_out(tensors, settings))
+
+
+@torch.library.custom_op(
+    "selattn::triton_backward",
+    mutates_args=(),
+    schema=f"""(Tensor output, Tensor lse, Tensor block_f, Tensor dead, Tensor d_output, Tensor? d_memory,
+        Tensor? d_state, bool bias_grad, {_TENSORS}, {_SETTINGS}) -> ({", ".join(["Tensor"] * _DIFFERENTIABLE)})""",
+)
+def _backward(
+    output: Tensor,
+    lse: Tensor,
+    block_f: Tensor,
+    dead: Tensor,
+    d_output: Tensor,
+    d_memory: Tensor | None,
+    d_state: Tensor | None,
+    bias_grad: bool,
+    *args: Any,
+) -> tuple[Tensor, ...]:
+    tensors, settings = _unpack(args)
+    nothing = lse.new_empty(0)
+    found = forward.Found(output, lse, nothing, nothing, nothing, block_f, dead)
+    gradients = backward.backward(tensors, settings, found, d_output, d_memory, d_state, bias_grad)
+    return tuple(output.new_empty(0) if x is None else x for x in gradients)
+
+
+@_backward.register_fake
+def _(*args: Any) -> tuple[Tensor, ...]:
+    output, bias_grad, tensors = args[0], args[7], Tensors(*args[8 : 8 + _N_TENSORS])
+    given: list[Tensor | None] = list(tensors[:_DIFFERENTIABLE])
+    given[5] = tensors.bias if bias_grad else None
+    return tuple(
+        output.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in given
+    )
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: forward.Found) -> None:
+    ctx.set_materialize_grads(False)
+    tensors, ctx.settings = inputs[:_N_TENSORS], inputs[_N_TENSORS:]
+    ctx.given = [x is not None for x in tensors]
+    found = forward.Found(*output)
+    ctx.mark_non_differentiable(found.living, found.dead)
+    ctx.save_for_backward(found.output, found.lse, found.block_f, found.dead, *(x for x in tensors if x is not None))
+
+
+def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_memory: Any, d_state: Any, *_: Any) -> tuple[Any, ...]:
+    output, lse, block_f, dead, *saved = ctx.saved_tensors
+    tensors = [saved.pop(0) if given else None for given in ctx.given]
+    settings = Settings(*ctx.settings)
+    if d_output is None:
+        d_output = torch.zeros_like(output)
+    d_memory, d_state = d_memory if settings.memory else None, d_state if settings.state_out else None
+    needs = ctx.needs_input_grad[:_DIFFERENTIABLE]
+    found = _run_backward(output, lse, block_f, dead, d_output, d_memory, d_state, needs[5], *tensors, *settings)
+    gradients = [g if need else None for g, need in zip(found, needs, strict=True)]
+    return (*gradients, *(None,) * (len(tensors) + len(settings) - len(gradients)))
+
+
+def _refuse_second(ctx: Any, *gradients: Any) -> None:
+    raise RuntimeError("selattn's triton backend has no second derivative: use backend='reference' for double backward")
+
+
+_run = transforms.Operator(_forward, _save, _differentiate)
+_run_backward = transforms.Operator(_backward, transforms.save_nothing, _refuse_second)

@@ -1,0 +1,270 @@
+"""Random calls of the Triton backend, held against the reference, in the interpreter.
+
+    TRITON_INTERPRET=1 python -m tests.ops.triton.fuzz --count 1000     # prints what fails, and with which seed
+
+The rule is that of tests/ops/fuzz.py: the truth is the reference in fp64, and the error in the worst element may be
+twice that of the reference in the same precision, beside what rounding may do. It is written anew here for several
+masks, the separate form, biases and states.
+"""
+
+import argparse
+import random
+import sys
+from unittest import mock
+
+import torch
+
+from selattn.ops import Selection
+from selattn.ops.backends import tile
+from selattn.ops.backends.triton import configs
+from selattn.ops.backends.triton.configs import Config, Tile
+from tests.ops.cases import Case
+from tests.ops.fuzz import Example, laid_out, numbers, run, select_rarely, some_sequences
+
+DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16)
+VALUES = ("normal", "normal", "normal", "sharp", "tiny", "equal", "equal rows", "zeros", "mixed")
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 50, 64, 65)
+DIFFERENTIABLE = ("query", "key", "value", "selection_query", "selection_key", "attn_mask", "state")
+
+
+def tiles(chance):
+    """A configuration: blocks of rows and keys of different sizes."""
+    one = [Tile(chance.choice((16, 32)), 4, 1, chance.choice((1, 2, 3))) for _ in range(6)]
+    return Config(chance.choice((16, 32)), *one)
+
+
+def draw(seed):
+    """The example of that seed."""
+    chance, tensor = random.Random(seed), torch.Generator().manual_seed(seed)
+    dtype, N = chance.choice(DTYPES), chance.choice(LENGTHS)
+    B, G, shared = (chance.randint(1, most) for most in (2, 2, 3))
+    H = G * shared
+    D, Dv, Ds = (chance.choice((chance.randint(1, 20), 8, 16, 17)) for _ in range(3))
+    past = chance.choice((0, 0, 0, 1, chance.randint(1, 40)))
+    M = N + past
+    kinds = tuple(chance.choice(VALUES) for _ in range(4))
+    shapes = {"query": (H, N, D), "key": (G, M, D), "value": (G, M, Dv)}
+    drawn = {
+        name: numbers(chance, kind, (B, *shape), dtype, tensor)
+        for (name, shape), kind in zip(shapes.items(), kinds, strict=False)
+    }
+    masks = chance.choice([1, 1, 1, *(n for n in range(1, H + 1) if H % n == 0)])
+    separate = chance.random() < 0.2
+    heads = 0 if separate else tuple(chance.randrange(H) for _ in range(masks))
+    if not separate and chance.random() < 0.3:
+        select_rarely(chance, tensor, drawn["query"][:, heads[0]], drawn["key"][:, heads[0] // shared])
+    inputs = {name: laid_out(chance, x) for name, x in drawn.items()}
+    if separate:
+        inputs["selection_query"] = numbers(chance, "normal", (B, masks, N, Ds), dtype, tensor)
+        inputs["selection_key"] = numbers(chance, "normal", (B, masks, M, Ds), dtype, tensor)
+    if past:
+        inputs["state"] = torch.rand(B, masks, past, generator=tensor) * chance.choice((0.0, 1.0, 50.0))
+    on = (True, True, True, False)
+    options = {
+        "enable_gqa": True,
+        "selection": Selection(heads, *(chance.choice(on) for _ in range(4))),
+        "sequences": some_sequences(chance, tensor, B, M),
+        "scale": chance.choice((None, None, 1.0, -0.3)),
+        "softcap": chance.choice((None, None, None, 2.0, 50.0)),
+        "window": chance.choice((None, None, chance.randint(1, M + 1))),
+        "strength": chance.choice((1.0, 1.0, 0.25, 0.0)),
+        "tau": chance.choice((1.0, 1.0, 0.3, 20.0)),
+        "tolerance": chance.choice((2.0**-24, 2.0**-24, 0.0)),
+        "return_memory": chance.random() < 0.7,
+        "return_state": chance.random() < 0.25,
+    }
+    if chance.random() < 0.3:
+        shape = (B, M) if chance.random() < 0.7 else (B, G, M)
+        away = torch.randint(-1, M + M // 2 + 2, shape, generator=tensor)
+        keep = chance.choice((0.0, 0.8))
+        options["visible_until"] = torch.where(torch.rand(shape, generator=tensor) < keep, M, away)
+    kind = chance.choice((None,) * 6 + ("bias", "mask"))
+    if kind:
+        full = [n if chance.random() < 0.5 else 1 for n in (B, 1 if separate else H, N, M)]
+        if kind == "bias":
+            holes = torch.rand(full, generator=tensor) < chance.choice((0.0, 0.2))
+            bias = torch.randn(full, generator=tensor).to(torch.promote_types(dtype, torch.float32))
+            inputs["attn_mask"] = bias.masked_fill(holes, -torch.inf)
+        else:
+            options["attn_mask"] = torch.rand(full, generator=tensor) < 0.7
+            if full[1:3] == [1, 1]:  # a padding mask: it is in the way of the sequences
+                options["sequences"] = None
+    example = Example(seed, dtype, 1, inputs, options, {}, kinds)
+    if chance.random() < 0.8:
+        example.upstream["output"] = laid_out(chance, numbers(chance, kinds[3], (B, H, N, Dv), dtype, tensor))
+        if options["return_memory"]:
+            example.upstream["memory"] = torch.randn(B, masks, N, generator=tensor, dtype=torch.float64)
+        if options["return_state"]:
+            example.upstream["state"] = torch.randn(B, masks, M, generator=tensor, dtype=torch.float64)
+    return example, tiles(chance)
+
+
+def by_heads(x, heads):
+    """[B, S, ...] as [B, H, ...]: what each head follows."""
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def selecting(r):
+    """Where a row may select: the logits, and the sums of their terms' sizes (else 0), [B, S, N, M]."""
+    whole = tile.whole(r)
+    allowed = tile.may_select(r, whole, tile.visible(r, whole))
+    x = tile.selecting_logits(r, whole)
+    if r.selection_query is None:
+        shared = r.query.shape[1] // r.key.shape[1]
+        heads = list(r.selection.heads)
+        q, k, scale = r.query[:, heads], r.key[:, [head // shared for head in heads]], abs(r.scale)
+    else:
+        q, k, scale = r.selection_query, r.selection_key, tile.separate_scale(r)
+    size = scale * (q.abs() @ k.abs().mT)
+    if r.bias is not None and r.selection_query is None:
+        bias = r.bias if r.bias.shape[1] == 1 else r.bias[:, heads]
+        size = size + bias.abs().nan_to_num(0.0, 0.0, 0.0)
+    return x.masked_fill(~allowed, 0.0), size * allowed
+
+
+class Rounding:
+    """What rounding may do to each result of an example."""
+
+    def __init__(self, example, r, F, weights):
+        self.example, self.r, self.weights = example, r, weights
+        self.eps, self.own = torch.finfo(torch.float32).eps, torch.finfo(example.dtype).eps
+        heads = r.query.shape[1]
+        self.size = selecting(r)[1]
+        self.of_f = self.eps * (F.shape[-2] ** 0.5 * F.abs() + 4 * self.size.cumsum(-2))
+        self.f = F
+        logits = tile.head_logits(r, tile.whole(r)).nan_to_num(0.0, 0.0, 0.0)
+        most = weights.argmax(-1, keepdim=True)
+        top = (logits - by_heads(F, heads)).gather(-1, most).abs()
+        f = by_heads(self.of_f, heads)
+        self.off = (4 * self.eps * (1 + top) + f + f.gather(-1, most)) * weights
+
+    def floors(self):
+        r, keys, shared = self.r, self.r.key.shape[2], self.r.query.shape[1] // self.r.key.shape[1]
+        value = r.value.repeat_interleave(shared, 1)
+        rounded = (
+            self.own if self.example.dtype != torch.float32 else 0.0
+        )  # weights go into products in the inputs' dtype
+        summed = (self.eps * keys**0.5 + rounded) * self.weights
+        near = (self.of_f.clamp(max=r.tau) / r.tau * (self.f < r.tau)).sum(-1).max()
+        found = {
+            "output": ((self.off + summed) @ value.abs()).max(),
+            "memory": self.eps * keys**1.5 + near,
+            "state": (self.of_f[..., -1:, :] + 4 * self.eps * self.size.sum(-2, keepdim=True)).max(),
+        }
+        return found | (self.gradients(value, shared, rounded) if "output" in self.example.upstream else {})
+
+    def gradients(self, value, shared, rounded):
+        example, r, eps = self.example, self.r, self.eps
+        scale, heads = abs(r.scale), r.query.shape[1]
+        d_output = example.upstream["output"].double().abs()
+        terms = d_output @ value.abs().mT
+        mean = (self.weights * terms).sum(-1, keepdim=True)
+        d_a = self.weights * (terms + mean)
+        d_logits = self.off * terms + (self.off + self.own * self.weights) * mean + (rounded + 4 * eps) * d_a
+        d_f = d_a.unflatten(1, (self.f.shape[1], -1)).sum(2)
+        off = d_logits.unflatten(1, (self.f.shape[1], -1)).sum(2)
+        if "memory" in example.upstream:
+            d_f = d_f + example.upstream["memory"][..., None].abs() / r.tau
+        if "state" in example.upstream:
+            d_f = d_f + example.upstream["state"][..., None, :].abs()
+        # dS is a sum over later rows; its products are made in TF32 for half precision.
+        later = (off + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2) + rounded * d_f.flip(-2).cumsum(-2).flip(-2)
+        found = {"d state": later.max()}
+
+        def of_keys(x):  # the heads that share one add up
+            return x.unflatten(1, (-1, shared)).sum(2)
+
+        summed = ((shared * r.query.shape[2]) ** 0.5 * eps + rounded) * self.weights
+        found["d value"] = of_keys((self.off + summed).mT @ d_output).max()
+        if r.selection_query is None:
+            for s, head in enumerate(r.selection.heads):
+                d_logits[:, head] += later[:, s]
+        else:
+            own = tile.separate_scale(r)
+            found["d selection_query"] = own * (later @ r.selection_key.abs()).max()
+            found["d selection_key"] = own * (later.mT @ r.selection_query.abs()).max()
+        key = r.key.repeat_interleave(shared, 1)
+        found["d query"] = scale * (d_logits @ key.abs()).max()
+        found["d key"] = scale * of_keys(d_logits.mT @ r.query.abs()).max()
+        if r.bias is not None:
+            wide = d_logits.expand(*d_logits.shape[:2], *d_logits.shape[2:])
+            found["d attn_mask"] = wide.sum_to_size(r.bias.shape).max()
+        assert heads == d_logits.shape[1]
+        return found
+
+
+def kinks(example, r, F):
+    """Whether a logit that selects is too near 0 to tell its sign, and whether some F is too near tau."""
+    eps, smallest = torch.finfo(torch.float32).eps, torch.finfo(torch.float32).smallest_normal
+    logits, size = selecting(r)
+    near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * r.query.shape[-1]))
+    slack = 1e3 * eps * (r.tau + F.abs() + size.amax((1, 2, 3), keepdim=True))
+    return r.selection.relu and bool(near.any()), bool(((F - r.tau).abs() <= slack).any())
+
+
+def moved(example, chance):
+    """The inputs and upstream gradients, each number moved by a rounding error or so, in fp64."""
+    eps, own = torch.finfo(torch.float32).eps, torch.finfo(example.dtype).eps
+
+    def move(name, x):
+        amount = own if name in ("value", "output") else 4 * eps
+        return x.double() * (1 + amount * torch.randn(x.shape, generator=chance, dtype=torch.float64))
+
+    return ({name: move(name, x) for name, x in given.items()} for given in (example.inputs, example.upstream))
+
+
+def check(seed, backend="triton"):
+    """Run one example; a line for each result that is too far off."""
+    example, config = draw(seed)
+    in_fp64 = {name: x.double() for name, x in example.inputs.items()}
+    case = Case(in_fp64, example.options, None, 0)
+    whole = case.result("reference", return_f=True, return_weights=True)
+    request = case.request()
+    near_relu, near_tau = kinks(example, request, whole.f)
+    if near_tau:
+        example.upstream.pop("memory", None)
+    upstream = {name: x.double() for name, x in example.upstream.items()}
+    floor = Rounding(example, request, whole.f, whole.weights).floors()
+    truth = run(in_fp64, example.options, upstream, "reference")
+    plain = run(example.inputs, example.options, example.upstream, "reference")
+    with mock.patch.object(configs, "INTERPRETED", config):
+        got = run(example.inputs, example.options, example.upstream, backend)
+    inputs, gradients = moved(example, torch.Generator().manual_seed(seed))
+    near = run(inputs, example.options, gradients, "reference")
+    lines = []
+    for name, t in truth.items():
+        if near_relu and name.startswith("d ") and name not in ("d value", "d state"):
+            continue
+        error, allowed = (got[name] - t).abs().nan_to_num(torch.inf).max(), 2 * (plain[name] - t).abs().max()
+        largest, noise = t.abs().max(), (near[name] - t).abs().max()
+        allowed = allowed + 4 * noise + 2 * torch.finfo(example.dtype).eps * largest + floor.get(name, 0.0)
+        allowed = allowed + 1e4 * torch.finfo(torch.float32).smallest_normal
+        allowed = allowed + (torch.finfo(example.dtype).smallest_normal if example.dtype == torch.float16 else 0.0)
+        if not (error <= allowed and got[name].shape == t.shape):
+            lines.append(f"{name} is off by {error:.3g}, allowed {allowed:.3g} (largest {largest:.3g}); {example}")
+    return lines
+
+
+def main():
+    from tests.ops.triton.interpreter import quicken
+
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--start", type=int, default=0)
+    arguments = parser.parse_args()
+    quicken()
+    torch.use_deterministic_algorithms(True)  # uninitialised memory is NaN
+    failed = 0
+    for done, seed in enumerate(range(arguments.start, arguments.start + arguments.count), 1):
+        lines = check(seed)
+        failed += bool(lines)
+        for line in lines:
+            print(line, flush=True)
+        if done % 50 == 0:
+            print(f"{done} of {arguments.count} examples, {failed} failed", flush=True)
+    print(f"{arguments.count} examples from seed {arguments.start}, {failed} failed")
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()

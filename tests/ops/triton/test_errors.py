@@ -1,0 +1,69 @@
+"""What the Triton backend refuses, each in one clear line; and what it says where it cannot run."""
+
+import importlib.util
+import subprocess
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+from selattn.errors import SelattnError
+from selattn.ops import Selection, Strided, causal_attention, selective_attention
+from selattn.ops.backends import triton
+from selattn.ops.request import Request
+
+X = torch.randn(1, 2, 4, 8)
+
+
+def request(x=X, **more):
+    return Request(x, x, x, scale=1.0, selection=Selection(), **more)
+
+
+REFUSED = {
+    "fp64": (request(X.double()), "it takes fp32, bf16 and fp16, not torch.float64"),
+    "large heads": (request(torch.randn(1, 1, 2, 129)), "its heads have at most 128 features"),
+    "weights": (request(return_weights=True), "it never holds the attention weights"),
+    "f": (request(return_f=True), "it never holds F"),
+    "dropout": (request(dropout_p=0.1), "it has no dropout"),
+    "pattern": (request(pattern=Strided(2)), "it has no sparse patterns"),
+    "separate form in fp64": (request(selection_query=X.double(), selection_key=X.double()), "for the separate form"),
+    "separate form, and a bias for each head": (
+        request(selection_query=X, selection_key=X, bias=torch.zeros(1, 2, 4, 4)),
+        "where heads have masks or biases of their own",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused(kind):
+    asked, said = REFUSED[kind]
+    with mock.patch.object(triton, "interpreted", return_value=True):
+        assert said in triton.refusal(asked)
+        assert triton.refusal(request()) is None
+
+
+def test_a_cpu_tensor_is_for_the_interpreter():
+    assert triton.refusal(request()) == "it runs on CUDA devices, not on cpu"
+
+
+@pytest.mark.parametrize("call", [selective_attention, causal_attention])
+def test_without_triton(call):
+    real = importlib.util.find_spec
+    with (
+        mock.patch.object(importlib.util, "find_spec", lambda name: None if name == "triton" else real(name)),
+        pytest.raises(SelattnError, match="'triton' cannot do this: triton is not installed: pip install") as caught,
+    ):
+        call(X, X, X, backend="triton")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu():
+    with pytest.raises(SelattnError, match=r"'triton' cannot do this: there is no CUDA device.*; use reference"):
+        selective_attention(X, X, X, backend="triton")
+
+
+def test_triton_is_not_imported_with_the_package():
+    code = "import selattn.ops.backends.triton, sys; print('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
