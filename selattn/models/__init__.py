@@ -5,12 +5,20 @@ from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
 from selattn.models.gpt2 import from_gpt2
+from selattn.models.heads import (
+    SelectiveForQuestionAnswering,
+    SelectiveForSequenceClassification,
+    SelectiveForTokenClassification,
+)
 from selattn.models.llama2c import from_llama2c
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
 
 __all__ = [
     "SelectiveConfig",
     "SelectiveForCausalLM",
+    "SelectiveForQuestionAnswering",
+    "SelectiveForSequenceClassification",
+    "SelectiveForTokenClassification",
     "SelectiveModel",
     "SelectiveModelOutput",
     "SelectiveOutput",

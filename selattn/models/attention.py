@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from selattn.cache import Policy, Rules, SelectiveCache, Tokens, attend, attend_whole
+from selattn.cache import SelectiveCache, attend, attend_whole, defer
+from selattn.eviction import Policy
 from selattn.models.config import SelectiveConfig
 from selattn.models.parts import RMSNorm, rotate
 from selattn.ops import Attention, Sequences
+from selattn.ops.tokens import Rules, Tokens
 
 
 class Context(NamedTuple):
@@ -18,6 +20,7 @@ class Context(NamedTuple):
     sequences: Sequences | None
     rotary: tuple[Tensor, Tensor] | None
     cache: SelectiveCache | None
+    whole: bool  # the sequences begin here: attention needs no cache, though it may fill one
     real: Tensor | None  # [B, N] bool, with a cache: which of the new tokens are no padding; None: all
     budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache; None is no limit
     policy: Policy
@@ -51,11 +54,14 @@ class AttentionBlock(nn.Module):
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Attention]:
         """x [B, N, d_model] to the same, and all that attention gave."""
         tokens, rules = self._tokens(x, context), self._rules(context)
-        if context.cache is None:
+        layer = None if context.cache is None else context.cache.layers[self.layer]
+        if layer is not None and not context.whole:
+            result = attend(layer, tokens, rules)
+        else:
             budget = None if context.budgets is None else context.budgets[self.layer]
             result = attend_whole(tokens, context.sequences, rules, budget, context.policy)
-        else:
-            result = attend(context.cache.layers[self.layer], tokens, rules)
+            if layer is not None:
+                defer(layer, tokens, rules)
         return self.o_proj(result.output.transpose(1, 2).flatten(2)), result
 
     def _tokens(self, x: Tensor, context: Context) -> Tokens:

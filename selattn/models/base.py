@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Callable
 from typing import Any
 
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
+from selattn.models.zoo import from_zoo
 
 
 class SelectivePreTrainedModel(PreTrainedModel):
@@ -30,35 +34,49 @@ class SelectivePreTrainedModel(PreTrainedModel):
         self.config.check()  # again: a config can be changed after it was made
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, from safetensors only: other formats can run code when they are read."""
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, also of `zoo:NAME`; from safetensors only, since other formats can run code when read."""
         if kwargs.setdefault("use_safetensors", True) is not True:
             raise SelattnError("selattn reads weights from safetensors only: leave use_safetensors out")
         across = kwargs.get("distributed_config") or {}
-        across = across if isinstance(across, dict) else vars(across)
-        if any(given.get(name) for given in (kwargs, across) for name in ("tp_plan", "tp_size")):
-            raise SelattnError("tensor parallelism would give each rank a selecting head of its own: leave it out")
-        return super().from_pretrained(*args, **kwargs)
+        for given in (kwargs, across if isinstance(across, dict) else vars(across)):
+            _refuse_splitting(given)
+        return super().from_pretrained(from_zoo(pretrained_model_name_or_path), *args, **kwargs)
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """transformers' attention functions know no F: none of them can be put in the place of ours."""
-        if requested_attention not in (None, "eager"):
+        """transformers' attention functions know no F: none of them can be put in the place of ours.
+
+        "eager" and "sdpa" ask for nothing but what transformers does by default, and many pass them by habit, so they
+        are accepted and change nothing. The others ask for a certain kernel, which would not be used.
+        """
+        if requested_attention not in (None, "eager", "sdpa"):
             raise SelattnError(
                 f"attn_implementation={requested_attention!r} does not apply: "
                 "a selattn model's attention is set by `attention` and `backend` in its config"
             )
         return "eager"
 
-    def gradient_checkpointing_enable(
-        self, gradient_checkpointing_kwargs: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
         """As in transformers, but reentrant checkpointing is refused: it detaches, in silence, all that is not a tensor
         argument or a tensor result of a layer, and F and what follows from it must never be detached.
         """
-        if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+        if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
             raise SelattnError(
-                "reentrant gradient checkpointing can lose gradients in silence: "
-                "pass gradient_checkpointing_kwargs={'use_reentrant': False}"
+                "reentrant gradient checkpointing can lose gradients in silence: set use_reentrant=False"
             )
-        checked = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False}
-        super().gradient_checkpointing_enable(checked, *args, **kwargs)
+        plain = functools.partial(gradient_checkpointing_func, use_reentrant=False)
+        super()._set_gradient_checkpointing(enable, plain, *args, **kwargs)
+
+
+def _refuse_splitting(given: dict[str, Any]) -> None:
+    """Sharding (FSDP2) gathers a layer's weights before it runs; to cut a layer or the model up is another thing."""
+    if given.get("tp_plan") or (given.get("tp_size") or 1) > 1:
+        raise SelattnError("tensor parallelism would give each rank a selecting head of its own: leave it out")
+    if (given.get("pp_size") or 1) > 1:
+        raise SelattnError("selattn models cannot be split into the stages of a pipeline: leave pp_size out")

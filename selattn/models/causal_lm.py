@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
-from selattn.cache import Budgets
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets, Policy
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
-from selattn.models.inputs import refuse_unknown
+from selattn.models.inputs import EMPTY, refuse_unknown, sequences_of
 from selattn.models.memory_loss import memory_term, share_of_labels
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
+from selattn.ops import Sequences
+
+_EVICTION = ("cache_budgets", "cache_policy")
 
 
 class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
     """The decoder with its language-model head. Any trainer that passes labels trains it, memory term included."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own convention)
+    _fsdp_plan = {"lm_head": "keep_full_weight"}  # noqa: RUF012
 
     def __init__(self, config: SelectiveConfig) -> None:
         super().__init__(config)
@@ -45,19 +50,20 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         output_selection: bool = False,
         output_kept: bool = False,
+        output_evictions: bool = False,
         selection_strength: float | Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
         cache_budgets: Budgets | int | Sequence[int] | None = None,
-        cache_policy: str | None = None,
+        cache_policy: str | Policy | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SelectiveOutput | tuple[Any, ...]:
         """As in any causal language model of transformers; see `SelectiveModel.forward` for what is ours.
 
         With labels the loss is the cross-entropy of the next token plus the memory term, both weighted by
-        `num_items_in_batch` when a trainer that accumulates gradients gives it. The first token of a sequence is no
-        token's target, also if it follows padding or another document: nothing crosses a sequence's border.
+        `num_items_in_batch` when a trainer that accumulates gradients gives it. A token's target is the next token of
+        its sequence, also if padding stands between them: nothing crosses a sequence's border.
 
         Args:
             labels: [B, N], token ids, -100 for those that are not to be predicted.
@@ -67,7 +73,8 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
         """
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         refuse_unknown(kwargs, type(self).forward)
-        learns = labels is not None or shift_labels is not None
+        given = shift_labels if shift_labels is not None or labels is None else next_tokens(labels)
+        learns = given is not None
         outputs: SelectiveModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -79,6 +86,7 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             output_selection=output_selection,
             output_kept=output_kept or (learns and self.config.selects and _is_new(past_key_values)),
+            output_evictions=output_evictions,
             selection_strength=selection_strength,
             cu_seq_lens_q=cu_seq_lens_q,
             seq_idx=seq_idx,
@@ -90,15 +98,19 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
         assert outputs.last_hidden_state is not None
         logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
         loss, lm_loss, memory_loss = None, None, None
-        if learns:
-            given = next_tokens(labels) if shift_labels is None else shift_labels
-            wanted = next_tokens(labels, outputs.predictable) if shift_labels is None else shift_labels
+        if given is not None:
+            wanted = given
+            if labels is not None and shift_labels is None:
+                past = 0 if past_key_values is None else past_key_values.get_seq_length() - labels.shape[1]
+                limits = (attention_mask, position_ids, cu_seq_lens_q, seq_idx, labels.device)
+                sequences, _ = sequences_of((labels.shape[0], labels.shape[1]), past, *limits)
+                wanted = next_tokens(labels, sequences)
             loss = lm_loss = self.loss_function(
                 logits, None, self.config.vocab_size, num_items_in_batch, shift_labels=wanted
             )
             if outputs.kept is not None:
-                memory_loss = memory_term(outputs.kept, self.config.memory_epsilon)
-                memory_loss = memory_loss * share_of_labels(given, num_items_in_batch)
+                memory_loss = memory_term(outputs.kept.to(loss.device), self.config.memory_epsilon)
+                memory_loss = memory_loss * share_of_labels(given.to(loss.device), num_items_in_batch)
                 if self.config.memory_epsilon:
                     loss = lm_loss + memory_loss
         result = SelectiveOutput(
@@ -111,9 +123,31 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
             memory_loss=None if memory_loss is None else memory_loss.detach(),
             kept=None if outputs.kept is None else outputs.kept.detach(),
             selection=outputs.selection,
+            evicted_at=outputs.evicted_at,
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
+
+    def _validate_model_kwargs(self, model_kwargs: dict[str, Any]) -> None:
+        """`generate()` passes on what `forward` accepts when it is empty."""
+        rest = {name: value for name, value in model_kwargs.items() if name not in EMPTY}
+        super()._validate_model_kwargs(rest)  # type: ignore[misc]  # declared for a protocol of transformers' own
+
+    def _prepare_generation_config(self, generation_config: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Budgets and policy may stand in a `GenerationConfig`, too; what `generate()` is given goes before it."""
+        given = {name: kwargs.pop(name) for name in _EVICTION if name in kwargs}
+        chosen, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
+        for name in _EVICTION:
+            value = given.get(name)
+            if value is None and model_kwargs.get("past_key_values") is None:  # a cache that is given has its own
+                value = getattr(chosen, name, None)
+            if value is not None:
+                model_kwargs[name] = value
+        layers = self.config.num_hidden_layers
+        leaves = chosen.assistant_early_exit
+        if leaves is not None and (isinstance(leaves, bool) or not isinstance(leaves, int) or not 0 < leaves <= layers):
+            raise SelattnError(f"assistant_early_exit must be a layer, 1 to {layers} here, not {leaves!r}")
+        return chosen, model_kwargs
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # declared to give a bool, and gives nothing
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -123,10 +157,16 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
             raise SelattnError(
                 f"cache_implementation={generation_config.cache_implementation!r} does not keep F: leave it out"
             )
-        if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
-            model_kwargs["past_key_values"] = self.model.new_cache(
-                model_kwargs.get("cache_budgets"), model_kwargs.get("cache_policy")
-            )
+        if generation_config.use_cache is False:
+            return
+        given = {name: model_kwargs.get(name) for name in _EVICTION}
+        if generation_config.is_assistant:
+            # It is told what the main model is told. A list of budgets may be for other layers than its own.
+            given = {name: model_kwargs.pop(name, None) for name in _EVICTION}
+            if not self.model.fits(given["cache_budgets"]):
+                given["cache_budgets"] = None
+        if model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = self.model.new_cache(*given.values())
             if generation_config.is_assistant:
                 model_kwargs["past_key_values"].activate_past_recording()
 
@@ -135,9 +175,18 @@ def _is_new(cache: Cache | None) -> bool:
     return cache is None or cache.get_seq_length() == 0
 
 
-def next_tokens(labels: Tensor | None, predictable: Tensor | None = None) -> Tensor:
-    """What each token is to predict: the label after it, or -100 where that is not `predictable`."""
-    assert labels is not None
-    if predictable is not None:
-        labels = labels.masked_fill(~predictable, -100)
-    return nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
+def next_tokens(labels: Tensor, sequences: Sequences | None = None) -> Tensor:
+    """[B, N] what each token is to predict: the label of the next token of its sequence, -100 if there is none.
+
+    The labels are those of the last N tokens of the sequences.
+    """
+    if sequences is None:
+        return nn.functional.pad(labels[..., 1:], (0, 1), value=-100)
+    length = labels.shape[-1]
+    real, start = sequences.real[:, -length:], sequences.start[:, -length:]
+    index = torch.arange(length, device=labels.device)
+    later = torch.where(real, index, length).flip(-1).cummin(-1).values.flip(-1)  # a real token here or after
+    at = nn.functional.pad(later, (0, 1), value=length)[:, 1:].expand_as(labels)
+    found = nn.functional.pad(labels, (0, 1), value=-100).gather(-1, at)
+    same = nn.functional.pad(start, (0, 1), value=-1).expand(len(labels), -1).gather(-1, at) == start
+    return found.masked_fill(~(real & same), -100)

@@ -10,9 +10,11 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets, make_policy
 from selattn.models.kinds import AttentionKind, layer_kinds
+from selattn.models.rope import read_rope, without_replaced
+from selattn.models.zoo import from_zoo
 from selattn.ops import Selection, backends
 
 _CHOICES = {
@@ -56,7 +58,7 @@ class SelectiveConfig(PreTrainedConfig):
     Args:
         vocab_size: tokens in the vocabulary.
         hidden_size: d_model; `from_d(d)` gives the paper's 64 d.
-        num_hidden_layers: L.
+        num_hidden_layers: L, the number of layers.
         num_attention_heads: query heads, free of d_model: the head size stays (the paper's "extra heads").
         num_key_value_heads: fewer key-value heads (GQA); None is as many as query heads.
         head_dim: size of a head.
@@ -64,7 +66,11 @@ class SelectiveConfig(PreTrainedConfig):
         max_position_embeddings: the context size; with learned positions no sequence can be longer.
         attention: kind of attention of each layer, repeated over the layers. See `selattn.models.kinds`.
         positions: "learned" or "rotary".
-        rope_theta: the base of the rotary frequencies.
+        rope_theta: the base of the rotary frequencies, 10000 unless given.
+        rope_parameters: their scaling, as in transformers (also under its older name, rope_scaling), of the type
+            linear, dynamic, yarn or llama3; see `selattn.models.rope`. With "dynamic" they depend on the longest
+            sequence of a pass, so that past `max_position_embeddings` a cache, whose keys stay as they were, gives
+            other logits than a whole pass. So it is in transformers.
         norm: "rmsnorm" or "layernorm".
         norm_eps: added to the variance.
         qk_norm: RMSNorm over the head size on q and k, one gain for all heads.
@@ -76,9 +82,9 @@ class SelectiveConfig(PreTrainedConfig):
         initializer_range: standard deviation of the initial weights (the paper does not give one).
         selection_source: "head" (S is a head's logits) or "separate" (a bilinear form of its own).
         selection_head: the selecting head, or a list of them: then each equal group of heads follows its own.
-        selection_relu: constraint 1.
-        selection_protect_first: constraint 2.
-        selection_protect_self: constraint 3.
+        selection_relu: constraint 1: negative selection logits count for nothing.
+        selection_protect_first: constraint 2: nothing masks the first token.
+        selection_protect_self: constraint 3: no token masks itself.
         selection_shift: selection counts for later queries only.
         selection_strength: multiplies S, in [0, 1].
         memory_epsilon: weight of the memory term in the loss; the paper's L_mem uses 0.1, 0 leaves it out.
@@ -87,6 +93,10 @@ class SelectiveConfig(PreTrainedConfig):
             In force in decoding and, with the same result, in every full forward.
         cache_policy: who leaves when a layer is full, see `selattn.cache.POLICIES`.
         backend: the attention backend, see `selattn.ops.backends()`.
+        use_cache: whether a forward returns a cache.
+        pad_token_id: of padding.
+        bos_token_id: of <BOS>.
+        eos_token_id: what ends a text, or a list of such tokens.
     """
 
     model_type = "selattn"
@@ -102,7 +112,8 @@ class SelectiveConfig(PreTrainedConfig):
     max_position_embeddings: int = 512
     attention: list[str] | tuple[str, ...] | str = ("selective",)
     positions: str = "learned"
-    rope_theta: float = 10000.0
+    rope_theta: float | None = None
+    rope_parameters: dict[str, Any] | None = None
     norm: str = "rmsnorm"
     norm_eps: float = 1e-6
     qk_norm: bool = True
@@ -130,13 +141,19 @@ class SelectiveConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
+        scaling = kwargs.pop("rope_scaling", None)
         self._refuse_unknown(kwargs)
         self.attention = [self.attention] if isinstance(self.attention, str) else list(self.attention)
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.intermediate_size is None:
             self.intermediate_size = 8 * self.hidden_size // 3 if self.mlp == "swiglu" else 4 * self.hidden_size
+        theta, rope = read_rope(self.rope_theta, self.rope_parameters, scaling, self.max_position_embeddings)
+        self.rope_parameters = None
         super().__post_init__(**kwargs)
+        self.rope_theta, self.rope_parameters = theta, rope
+        if self.positions != "rotary" and rope["rope_type"] == "default":
+            self.rope_parameters = None  # which transformers filled in: there is nothing to rotate
         self.check()
 
     @classmethod
@@ -153,12 +170,18 @@ class SelectiveConfig(PreTrainedConfig):
         return cls(**{**variant, **sizes, **changes})
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers, also of `zoo:NAME`."""
+        return super().from_pretrained(from_zoo(pretrained_model_name_or_path), *args, **kwargs)
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in transformers; but what is changed on the way is checked like the rest, also for mistyped names."""
         own = {field.name for field in dataclasses.fields(cls)} - {
             field.name for field in dataclasses.fields(PreTrainedConfig)
-        }
+        } | {"rope_scaling"}
         changes = {name: kwargs.pop(name) for name in own & set(kwargs)}
+        config_dict = without_replaced(config_dict, changes)
         wants_unused = kwargs.pop("return_unused_kwargs", False)
         config, unused = super().from_dict({**config_dict, **changes}, return_unused_kwargs=True, **kwargs)
         if wants_unused:
@@ -220,6 +243,8 @@ class SelectiveConfig(PreTrainedConfig):
             raise SelattnError(f"{heads} heads cannot be shared out among {groups} key-value heads: not a multiple")
         if self.positions == "rotary" and self.head_dim % 2:
             raise SelattnError(f"rotary positions need an even head_dim, not {self.head_dim}")
+        if self.positions == "rotary" or self.rope_parameters is not None:
+            self._check_rope()
         if not self.attention:
             raise SelattnError("attention is an empty list: name at least one kind, such as 'selective'")
         masks = self.selection.heads
@@ -230,6 +255,14 @@ class SelectiveConfig(PreTrainedConfig):
             )
         if self.selection_source == "separate" and self.selection_head != 0:
             raise SelattnError("selection_head has no meaning with selection_source='separate': leave it at 0")
+
+    def _check_rope(self) -> None:
+        """Again, since it can be changed after the config was made."""
+        if self.positions != "rotary":
+            raise SelattnError("rope_parameters are for rotary positions, and these are learned: leave them out")
+        _, self.rope_parameters = read_rope(self.rope_theta, self.rope_parameters, None, self.max_position_embeddings)
+        if self.rope_parameters["rope_type"] == "dynamic" and self.head_dim < 4:
+            raise SelattnError(f"dynamic scaling needs a head_dim of at least 4, not {self.head_dim}")
 
     def _check_types(self) -> None:
         """Whole numbers, switches, and numbers in their ranges; JSON files are written by hand, too."""

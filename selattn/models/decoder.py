@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from selattn.cache import Budgets, SelectiveCache, make_policy
+from selattn.cache import SelectiveCache
 from selattn.errors import SelattnError
+from selattn.eviction import NEVER, Budgets, Policy, make_policy
 from selattn.models.attention import Context
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
-from selattn.models.inputs import refuse_several, refuse_unknown, sequences_of, several
+from selattn.models.inputs import continued, over_tokens, refuse_several, refuse_unknown, sequences_of, several
 from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
@@ -35,6 +36,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(SelectiveDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = make_norm(config)
+        self.cache_policy: Policy | None = None  # in force in the place of the config's, which is a name; never saved
         self.post_init()
 
     def forward(
@@ -49,11 +51,12 @@ class SelectiveModel(SelectivePreTrainedModel):
         output_hidden_states: bool | None = None,
         output_selection: bool = False,
         output_kept: bool = False,
+        output_evictions: bool = False,
         selection_strength: float | Tensor | None = None,
         cu_seq_lens_q: Tensor | None = None,
         seq_idx: Tensor | None = None,
         cache_budgets: Budgets | int | Sequence[int] | None = None,
-        cache_policy: str | None = None,
+        cache_policy: str | Policy | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SelectiveModelOutput | tuple[Any, ...]:
@@ -62,10 +65,12 @@ class SelectiveModel(SelectivePreTrainedModel):
         Args:
             output_selection: return F of each layer (N x N each).
             output_kept: return the kept fraction of each layer.
+            output_evictions: return the row from which each token is gone, of each layer; whole sequences only.
             selection_strength: replaces the config's, for a ramp during training.
             cu_seq_lens_q: cumulative lengths of the documents of one packed row, as padding-free collators give them.
             cache_budgets: K_l, how many tokens each layer may keep; replaces the config's.
-            cache_policy: who leaves when a layer is full; replaces the config's.
+            cache_policy: who leaves when a layer is full, a name or a policy; replaces the config's. A cache has both
+                of its own: they need not be given again.
             seq_idx: [B, N], the number of the document that each token of a packed row belongs to.
         """
         refuse_unknown(kwargs, type(self).forward)
@@ -75,7 +80,8 @@ class SelectiveModel(SelectivePreTrainedModel):
         shape = (x.shape[0], x.shape[1])
         cache = _selective(past_key_values)
         # A compiled step has one graph for all lengths, so it asks the cache for none: its token is real and the next.
-        one_step = cache is not None and shape[1] == 1 and torch.compiler.is_compiling()
+        compiling = torch.compiler.is_compiling()
+        one_step = compiling and cache is not None and shape[1] == 1 and cache.layers[0].is_initialized
         past = 0 if cache is None or one_step else cache.get_seq_length()
         if one_step and cache is not None:
             sequences, positions = None, cache.layers[0].length[:, None] if position_ids is None else position_ids
@@ -83,9 +89,23 @@ class SelectiveModel(SelectivePreTrainedModel):
             sequences, positions = sequences_of(
                 shape, past, attention_mask, position_ids, cu_seq_lens_q, seq_idx, x.device
             )
-        budgets = Budgets.of(cache_budgets) or self.config.budgets
-        if self._wants_cache(cache, use_cache, sequences, output_kept):
+            if past and cache is not None:
+                positions = continued(positions, cache.layers[0].length, attention_mask, position_ids)
+        # Only whole sequences have gradients, and can say what was kept of them: then a cache is filled afterwards.
+        begins = past == 0 and not one_step
+        whole = begins and (torch.is_grad_enabled() or output_kept or output_evictions)
+        packed = cu_seq_lens_q is not None or seq_idx is not None or (position_ids is not None and shape[1] > 1)
+        if cache is not None or self._wants_cache(use_cache, sequences, packed):
+            if output_kept and not whole:
+                raise SelattnError("kept fractions and the memory term need whole sequences: leave the cache out")
+            if output_evictions and not whole:
+                raise SelattnError("who left when is told of whole sequences: leave the cache out")
+            if packed:
+                refuse_several(sequences)
             cache = self._cache(cache, cache_budgets, cache_policy)
+        budgets, policy = self._eviction(cache_budgets, cache_policy)
+        if cache is not None:
+            budgets, policy = cache.budgets, cache.policy
 
         long = past + shape[1] > self.config.max_position_embeddings
         x, rotary = self._positioned(x, positions, check=position_ids is not None or one_step or long)
@@ -94,9 +114,10 @@ class SelectiveModel(SelectivePreTrainedModel):
             sequences,
             rotary,
             cache,
+            whole=cache is None or whole,
             real=None if cache is None or one_step else _if_padded(sequences, past),
             budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
-            policy=make_policy(cache_policy or self.config.cache_policy),
+            policy=policy,
             strength=self.config.selection_strength if selection_strength is None else selection_strength,
             want_memory=output_kept,
             want_selection=output_selection,
@@ -105,13 +126,16 @@ class SelectiveModel(SelectivePreTrainedModel):
         want_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: list[Any] = []
         found = []
-        for layer in self.layers:
+        for layer in self.layers[: self.config.num_hidden_layers]:  # fewer, where transformers drafts by leaving early
             if want_hidden:
                 hidden.append(x)
             x, *parts = layer(x, context)
             found.append(parts)
         x = self.norm(x)
-        kept, selection, weights = zip(*found, strict=True)
+        kept, selection, weights, evicted_at = zip(*found, strict=True)
+        if cache is not None and not whole and (output_selection or context.want_weights):
+            seen = (sequences, cache.layers[0].length, cache.get_seq_length())
+            selection, weights = (tuple(over_tokens(each, *seen) for each in of) for of in (selection, weights))
 
         result = SelectiveModelOutput(
             last_hidden_state=x,
@@ -120,7 +144,7 @@ class SelectiveModel(SelectivePreTrainedModel):
             attentions=weights if context.want_weights else None,
             kept=kept_fractions(kept, x, sequences) if output_kept else None,
             selection=selection if output_selection else None,
-            predictable=None if sequences is None else (sequences.real & ~sequences.first)[:, past:],
+            evicted_at=tuple(_or_never(at, shape, x.device) for at in evicted_at) if output_evictions else None,
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
@@ -136,14 +160,15 @@ class SelectiveModel(SelectivePreTrainedModel):
         shape = (input_ids.shape[0], input_ids.shape[1])
         sequences, positions = sequences_of(shape, 0, attention_mask, position_ids, None, None, input_ids.device)
         x, rotary = self._positioned(self.embed_tokens(input_ids), positions, check=True)
-        budgets = self.config.budgets
+        budgets, policy = self._eviction(None, None)
         return x, Context(
             sequences,
             rotary,
             cache=None,
+            whole=True,
             real=None,
             budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
-            policy=make_policy(self.config.cache_policy),
+            policy=policy,
             strength=self.config.selection_strength,
             want_memory=False,
             want_selection=False,
@@ -156,40 +181,55 @@ class SelectiveModel(SelectivePreTrainedModel):
             return self.dropout(x), rotary_angles(self.config, positions)
         if check:
             self._check_positions(positions)
-        return self.dropout(x + self.embed_positions(positions)), None
+        return self.dropout(x + self.embed_positions(positions).to(x.device)), None
+
+    def _eviction(
+        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
+    ) -> tuple[Budgets | None, Policy]:
+        """Budgets and policy that are in force: those given, or else the model's own."""
+        own = self.config.cache_policy if self.cache_policy is None else self.cache_policy
+        chosen = Budgets.of(budgets) or self.config.budgets
+        running, layers = self.config.num_hidden_layers, len(self.layers)
+        if chosen is not None and running < layers:
+            chosen = Budgets(chosen.for_layers(layers)[:running])
+        return chosen, make_policy(own if policy is None else policy)
+
+    def fits(self, budgets: Budgets | int | Sequence[int] | None) -> bool:
+        """Whether budgets are for as many layers as there are."""
+        found = Budgets.of(budgets)
+        return found is None or isinstance(found.tokens, int) or len(found.tokens) == len(self.layers)
 
     def new_cache(
-        self, budgets: Budgets | int | Sequence[int] | None = None, policy: str | None = None
+        self, budgets: Budgets | int | Sequence[int] | None = None, policy: str | Policy | None = None
     ) -> SelectiveCache:
-        """An empty cache for this model, with the config's budgets and policy unless others are given."""
-        return SelectiveCache(
-            self.config.num_hidden_layers, budgets or self.config.budgets, policy or self.config.cache_policy
-        )
+        """An empty cache for this model, with the model's budgets and policy unless others are given.
 
-    def _wants_cache(
-        self, given: SelectiveCache | None, use_cache: bool | None, sequences: Sequences | None, output_kept: bool
-    ) -> bool:
-        """Whether this pass fills a cache. Where there cannot be one, only those who asked for it get an error."""
-        if given is None and not use_cache:
-            learning = self.training or torch.is_grad_enabled() or output_kept
-            if use_cache is False or learning or not self.config.use_cache:
-                return False
-            if sequences is not None and not torch.compiler.is_compiling() and bool(several(sequences)):
-                return False
-        if output_kept:
-            raise SelattnError("kept fractions and the memory term need whole sequences: leave the cache out")
-        if self.training and self.is_gradient_checkpointing:
-            raise SelattnError("gradient checkpointing runs a layer twice, and would fill a cache twice: leave one out")
-        refuse_several(sequences)
-        return True
+        The cache owns them from then on: `forward` and `generate` need not be told again.
+        """
+        return SelectiveCache(self.config.num_hidden_layers, *self._eviction(budgets, policy))
+
+    def _wants_cache(self, use_cache: bool | None, sequences: Sequences | None, packed: bool) -> bool:
+        """Whether a pass that was given no cache makes one. Where there cannot be one, who did not ask gets none."""
+        if use_cache is not None:
+            return use_cache
+        if not self.config.use_cache or self._recomputes() or torch.compiler.is_exporting():
+            return False
+        if sequences is None or not packed:
+            return True
+        return not torch.compiler.is_compiling() and not bool(several(sequences))
+
+    def _recomputes(self) -> bool:
+        return self.training and any(layer.gradient_checkpointing for layer in self.layers)
 
     def _cache(
         self,
         given: SelectiveCache | None,
         budgets: Budgets | int | Sequence[int] | None,
-        policy: str | None,
+        policy: str | Policy | None,
     ) -> SelectiveCache:
         """The given cache, if it fits, or a new one."""
+        if self._recomputes():
+            raise SelattnError("gradient checkpointing runs a layer twice, and would fill a cache twice: leave one out")
         if given is None:
             return self.new_cache(budgets, policy)
         if len(given.layers) != self.config.num_hidden_layers:
@@ -197,11 +237,11 @@ class SelectiveModel(SelectivePreTrainedModel):
                 f"this cache has {len(given.layers)} layers and the model {self.config.num_hidden_layers}: "
                 "make one with new_cache()"
             )
-        wanted = Budgets.of(budgets) or self.config.budgets
-        if wanted != given.budgets or (policy or self.config.cache_policy) != given.policy.name:
+        other = budgets is not None and self._eviction(budgets, None)[0] != given.budgets
+        if other or (policy is not None and not _is_policy(given.policy, policy)):
             raise SelattnError(
                 f"this cache was made for {given.budgets or 'no budgets'} and the policy {given.policy.name!r}: "
-                "pass the same to forward or generate, or set them in the config"
+                "leave cache_budgets and cache_policy out, the cache has them, or begin with a new cache"
             )
         return given
 
@@ -222,10 +262,22 @@ class SelectiveModel(SelectivePreTrainedModel):
             raise SelattnError(f"position_ids must be at least 0, not {lowest}")
 
 
+def _is_policy(own: Policy, wanted: str | Policy | type[Policy]) -> bool:
+    """Whether a cache's policy is the one that is asked for again."""
+    if isinstance(wanted, type):
+        return type(own) is wanted
+    return own is wanted or own == make_policy(wanted)
+
+
 def _if_padded(sequences: Sequences | None, past: int) -> Tensor | None:
     """[B, N] which of the new tokens are no padding; None if none is."""
     real = None if sequences is None else sequences.real[:, past:]
     return None if real is None or (not torch.compiler.is_compiling() and bool(real.all())) else real
+
+
+def _or_never(at: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
+    """[B, P, N] when each token left; of a layer with no budget nobody did."""
+    return torch.full((shape[0], 1, shape[1]), NEVER, dtype=torch.int64, device=device) if at is None else at
 
 
 def _selective(cache: Cache | None) -> SelectiveCache | None:

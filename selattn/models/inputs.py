@@ -16,16 +16,31 @@ from selattn.ops import Sequences
 # What collators and older callers pass beside the arguments of `forward`. Nothing is lost by not reading it: the
 # lengths of keys are those of queries here, and the cache itself knows how many tokens it holds.
 UNREAD = ("cu_seq_lens_k", "max_length_q", "max_length_k", "cache_position")
+# What callers written for all kinds of models pass: harmless as long as it is empty, and refused when it is not.
+EMPTY = ("head_mask", "token_type_ids", "encoder_hidden_states", "encoder_attention_mask")
 
 
 def refuse_unknown(kwargs: dict[str, Any], forward: Callable[..., Any]) -> None:
     """A mistyped argument must not be swallowed by the `**kwargs` that transformers wants a `forward` to have."""
-    for name in kwargs:
-        if name not in UNREAD:
-            known = [*inspect.signature(forward).parameters, *UNREAD]
+    for name, value in kwargs.items():
+        if name in EMPTY:
+            _refuse_full(name, value)
+        elif name not in UNREAD:
+            known = [*inspect.signature(forward).parameters, *UNREAD, *EMPTY]
             near = difflib.get_close_matches(name, known, 1)
             hint = f"did you mean {near[0]!r}?" if near else "a selattn model has no use for it"
             raise SelattnError(f"unknown argument {name!r} of forward: {hint}")
+
+
+def _refuse_full(name: str, value: Tensor | None) -> None:
+    """All token types being 0, as tokenizers give them for single texts, is the same as none."""
+    rule = f"a selattn model has no use for {name}: leave it out"
+    if value is None:
+        return
+    if name == "token_type_ids" and torch.compiler.is_compiling():
+        torch._assert_async((value == 0).all(), rule)  # values are unknown here, so the graph itself asserts it
+    elif name != "token_type_ids" or bool(value.any()):
+        raise SelattnError(rule)
 
 
 def sequences_of(
@@ -64,6 +79,41 @@ def sequences_of(
     return sequences, _positions(shape, past, sequences, position_ids, device)
 
 
+def continued(positions: Tensor, length: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
+    """The positions [B, N] of tokens that go on after the `length` [B] real ones of a cache.
+
+    The mask of a later turn must say of earlier ones what their own masks said. With no mask the new tokens are real.
+    """
+    batch, new = positions.shape
+    if len(length) != batch:
+        raise SelattnError(f"this cache holds a batch of {len(length)}, not {batch}: begin with a new cache")
+    if attention_mask is None:
+        return positions if position_ids is not None else length[:, None] + torch.arange(new, device=length.device)
+    so_far = attention_mask[:, :-new].long().sum(-1)
+    if not torch.compiler.is_compiling() and not torch.equal(so_far.to(length.device), length):
+        raise SelattnError(
+            f"attention_mask counts {so_far.tolist()} tokens before these, and the cache holds {length.tolist()}: "
+            "repeat what the masks of earlier turns said"
+        )
+    return positions
+
+
+def over_tokens(x: Tensor | None, sequences: Sequences | None, length: Tensor, seen: int) -> Tensor | None:
+    """[B, H, N, positions] that came from a cache, over the `seen` tokens of the row; 0 for padding.
+
+    The cache has seen `length` [B] real tokens of each row.
+    """
+    if x is None:
+        return None
+    if sequences is None:
+        if bool((length != seen).any()):
+            raise SelattnError("earlier turns had padding: pass attention_mask, which says where, to get attentions")
+        return x
+    real, at = sequences.real[:, None, None], sequences.positions[:, None, None]
+    found = x.gather(-1, at.clamp(max=x.shape[-1] - 1).expand(*x.shape[:-1], -1).to(x.device))
+    return found.masked_fill(~real.to(x.device), 0.0)
+
+
 def several(sequences: Sequences) -> Tensor:
     """0-d bool: whether a row holds more than one document."""
     return (sequences.first.sum(-1) > 1).any()
@@ -87,9 +137,7 @@ def _positions(
     if position_ids is None:
         if sequences is None:
             return torch.arange(past, past + shape[1], device=device).expand(shape)
-        # How many real tokens of its sequence stand before it: unlike `sequences.positions`, this leaves out holes.
-        before = sequences.real.long().cumsum(-1) - 1
-        return (before - before.gather(-1, sequences.start.clamp(max=before.shape[-1] - 1))).clamp(min=0)[:, past:]
+        return sequences.positions[:, past:]
     positions = position_ids.expand(shape)
     return positions if sequences is None else positions.masked_fill(~sequences.real[:, past:], 0)
 

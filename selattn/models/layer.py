@@ -22,10 +22,12 @@ class SelectiveDecoderLayer(GradientCheckpointingLayer):
         self.mlp = make_mlp(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        """The new x, the tokens kept (sum over sequences of max_i M_i), F and the weights, as far as wanted."""
+    def forward(
+        self, x: Tensor, context: Context
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """The new x, the tokens kept (sum over sequences of max_i M_i), F, the weights, and when each token left."""
         mixed, result = self.attention(self.attention_norm(x), context)
         x = x + self.dropout(mixed)
         x = x + self.dropout(self.mlp(self.mlp_norm(x)))
         kept = None if result.memory is None else kept_tokens(result.memory, context.sequences)
-        return x, kept, result.f, result.weights
+        return x, kept, result.f, result.weights, result.evicted_at

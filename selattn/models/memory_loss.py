@@ -29,8 +29,9 @@ def kept_tokens(M: Tensor, sequences: Sequences | None) -> Tensor:
 
 def kept_fractions(kept: Sequence[Tensor | None], x: Tensor, sequences: Sequences | None) -> Tensor:
     """[L], `kept_tokens` of each layer over the real tokens of x [B, N, ...]; NaN for layers that do not select."""
-    n = real_tokens(tuple(x.shape[:2]), sequences, x)
-    return torch.stack([torch.full_like(n, torch.nan) if tokens is None else tokens / n for tokens in kept])
+    n = real_tokens(tuple(x.shape[:2]), sequences, x).to(x.device)
+    none = torch.full_like(n, torch.nan)
+    return torch.stack([none if tokens is None else tokens.to(n.device) / n for tokens in kept])  # layers have devices
 
 
 def real_tokens(shape: tuple[int, ...], sequences: Sequences | None, like: Tensor) -> Tensor:
@@ -57,4 +58,6 @@ def share_of_labels(targets: Tensor, num_items_in_batch: Tensor | int | None) ->
         targets: what each token is to predict, -100 for nothing.
         num_items_in_batch: the labels of the whole step; None if the step has one batch.
     """
+    if isinstance(num_items_in_batch, Tensor):
+        num_items_in_batch = num_items_in_batch.to(targets.device)
     return 1.0 if num_items_in_batch is None else (targets != -100).sum() / num_items_in_batch

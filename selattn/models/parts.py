@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from selattn.models.config import SelectiveConfig
+from selattn.models.rope import rotary_frequencies
 
 
 class RMSNorm(nn.RMSNorm):
@@ -60,11 +61,13 @@ class Gelu(nn.Module):
 
 def rotary_angles(config: SelectiveConfig, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin, each [B, 1, N, head_dim], in fp32, for positions [B, N]."""
-    pairs = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=torch.float32)
-    frequencies = config.rope_theta ** (-pairs / config.head_dim)
+    assert config.rope_parameters is not None
+    frequencies, scale = rotary_frequencies(
+        config.head_dim, config.max_position_embeddings, config.rope_parameters, positions
+    )
     angles = positions[:, None, :, None].float() * frequencies
     angles = torch.cat([angles, angles], -1)
-    return angles.cos(), angles.sin()
+    return angles.cos() * scale, angles.sin() * scale
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tensor:

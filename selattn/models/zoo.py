@@ -1,7 +1,8 @@
-"""Names of models on the command line: a folder, the folder of a training run, or `zoo:NAME`.
+"""Names of models: a folder, the folder of a training run, or `zoo:NAME`. `from_pretrained` takes the last, too.
 
-The zoo is the folder `zoo/` beside the package, or where $SELATTN_ZOO says. Each model of it is a folder with
-safetensors in bf16, `config.json`, the record of its training, and its tokenizer if it reads text.
+The zoo is the folder that $SELATTN_ZOO names; else the one inside an installed package, or the repository's `zoo/` if
+selattn runs from there. Each model of it is a folder with safetensors in bf16, `config.json`, the record of its
+training, and its tokenizer if it reads text.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
+from typing import Any
 
 from selattn.errors import SelattnError
 
 PREFIX, VARIABLE = "zoo:", "SELATTN_ZOO"
+SHIPPED = Path(__file__).parents[1] / "zoo"  # setup.py puts it there in a wheel; a repository has none
 
 
 def zoo_folder() -> Path:
     """Where the zoo is, or would be."""
-    return Path(os.environ.get(VARIABLE) or Path(__file__).parents[2] / "zoo").expanduser()
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    return SHIPPED if SHIPPED.is_dir() else SHIPPED.parents[1] / "zoo"
 
 
 def zoo_models() -> dict[str, Path]:
@@ -28,6 +34,8 @@ def zoo_models() -> dict[str, Path]:
 def find_model(name: str | Path) -> Path:
     """The folder of a model that a user names; one line if there is none."""
     name = str(name)
+    if not name:
+        raise SelattnError(f"the name of a model is empty: give a folder, or {PREFIX}NAME")
     if name.startswith(PREFIX):
         return _in_zoo(name.removeprefix(PREFIX))
     path = Path(name).expanduser()
@@ -40,12 +48,20 @@ def find_model(name: str | Path) -> Path:
     raise SelattnError(f"there is no model {name}{hint or f'; give a folder, or {PREFIX}NAME'}")
 
 
+def from_zoo(name: Any) -> Any:
+    """What `from_pretrained` is to read: the folder of `zoo:NAME`, and anything else as it is."""
+    return find_model(name) if isinstance(name, str) and name.startswith(PREFIX) else name
+
+
 def _in_zoo(name: str) -> Path:
     models = zoo_models()
     if name in models:
         return models[name]
+    chosen = os.environ.get(VARIABLE)
     if not models:
-        raise SelattnError(f"there is no zoo at {zoo_folder()}: it comes with the repository; or set {VARIABLE}")
+        advice = f"name another folder in {VARIABLE}, or unset it" if chosen else f"install selattn, or set {VARIABLE}"
+        raise SelattnError(f"there is no zoo at {zoo_folder()}: {advice}")
+    where = f" in {chosen} ({VARIABLE})" if chosen else ""
     near = difflib.get_close_matches(name, models, 1)
     advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(models)}"
-    raise SelattnError(f"unknown model {PREFIX}{name}; {advice}")
+    raise SelattnError(f"unknown model {PREFIX}{name}{where}; {advice}")

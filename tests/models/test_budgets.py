@@ -1,13 +1,17 @@
 """Budgets in the model: decoding and a full forward are one truth, and every way of generating is right."""
 
+import json
+
 import pytest
 import torch
 import torch._dynamo.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
-from selattn.cache import POLICIES
 from selattn.errors import SelattnError
+from selattn.eviction import POLICIES, Budgets, make_policy
+from selattn.eviction.policies import Tova
 from selattn.models import SelectiveForCausalLM
 from tests.models.tiny import VOCABULARY, tiny
 
@@ -101,6 +105,52 @@ def test_every_way_of_generating(policy, budgets):
     assert torch.equal(*drawn)
 
 
+@pytest.mark.parametrize(
+    "how", [{}, {"cache_budgets": [3, 5, 7]}, {"cache_budgets": 4, "cache_policy": "h2o"}], ids=str
+)
+def test_drafts_of_fewer_layers(how):
+    """By leaving the model early, or by an assistant that has fewer, to which a list of budgets does not apply."""
+    model, (ids, mask) = tiny(num_hidden_layers=3), prompts(1, 9, [0], 3)
+    greedy = continued(model, ids, mask, **how)
+    for layer in (1, 2, 3):
+        assert torch.equal(continued(model, ids, mask, assistant_early_exit=layer, **how), greedy)
+    assistant = tiny(seed=1, num_hidden_layers=1)
+    assert torch.equal(continued(model, ids, mask, assistant_model=assistant, **how), greedy)
+    assert model.config.num_hidden_layers == 3
+
+
+@pytest.mark.parametrize("layer", [0, 3, True, "1"])
+def test_a_layer_that_does_not_exist_cannot_be_left(layer):
+    ids, mask = prompts(1, 5, [0], 3)
+    with pytest.raises(SelattnError, match="assistant_early_exit must be a layer, 1 to 2 here, not"):
+        continued(tiny(), ids, mask, assistant_early_exit=layer)
+
+
+@pytest.mark.parametrize("policy", ["tova", "window+4", Tova()], ids=str)
+@pytest.mark.parametrize("budgets", [3, [3, 5], Budgets((3, 5))], ids=str)
+def test_budgets_in_a_generation_config(budgets, policy, tmp_path):
+    """Also saved and loaded; before the config's, behind those that are given."""
+    model, (ids, mask) = tiny(cache_budgets=9), prompts(1, 9, [0], 3)
+    want = continued(model, ids, mask, cache_budgets=budgets, cache_policy=policy)
+    chosen = GenerationConfig(cache_budgets=budgets, cache_policy=policy)
+    assert torch.equal(continued(model, ids, mask, generation_config=chosen), want)
+    other = {"cache_budgets": 4, "cache_policy": "h2o"}
+    assert torch.equal(
+        continued(model, ids, mask, generation_config=chosen, **other), continued(model, ids, mask, **other)
+    )
+    model.generation_config = chosen
+    assert torch.equal(continued(model, ids, mask), want)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "generation_config.json").read_text())["cache_budgets"] in (3, [3, 5])
+    loaded = SelectiveForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    found = continued(loaded, ids, mask, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, want)
+    assert found.past_key_values.budgets == Budgets.of(budgets)
+    assert found.past_key_values.policy.name == make_policy(policy).name
+    cache = loaded.model.new_cache(4, "h2o")  # a cache that is given has its own
+    assert torch.equal(continued(loaded, ids, mask, past_key_values=cache), continued(model, ids, mask, **other))
+
+
 def test_a_returned_cache_goes_on():
     model = tiny()
     ids, mask = prompts(1, 9, [0], 3)
@@ -145,6 +195,21 @@ def test_the_decode_step_is_one_graph():
         ]
         torch.testing.assert_close(*outputs)
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("budgets", [None, [4, 7000, 260]], ids=["none", "some"])
+def test_compiled_steps_go_on_over_every_border_of_the_storage(budgets):
+    """However many layers fill up at different times, few graphs are made."""
+    model = tiny(positions="rotary", num_hidden_layers=len(budgets or "ab"), cache_budgets=budgets)
+    ids, _ = prompts(2, 325, [0, 0], 3)
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward, fullgraph=True, backend=counter)
+    cache, found = model(ids[:, :250]).past_key_values, []
+    for step in range(250, 325):
+        found.append(compiled(ids[:, step : step + 1], past_key_values=cache).logits)
+    torch.testing.assert_close(torch.cat(found, 1), model(ids, use_cache=False).logits[:, 250:], rtol=0, atol=1e-9)
+    assert counter.frame_count <= 6
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from selattn.errors import SelattnError
-from selattn.models import SelectiveForCausalLM
-from tests.models.tiny import VARIANTS, gradients, padded, tiny, tiny_config, token_ids
-from tests.models.training import trainer
+from tests.models.tiny import VARIANTS, gradients, padded, tiny, token_ids
+from tests.models.training import CHECKPOINTING, enable_checkpointing, trainer
 
 
 def run(model, **kwargs):
@@ -47,9 +46,9 @@ def test_backends_agree(changes):
 def test_gradient_checkpointing_is_exact(changes):
     plain = run(tiny(**changes, memory_epsilon=0.1).train())
     model = tiny(**changes, memory_epsilon=0.1).train()
-    model.gradient_checkpointing_enable()
+    enable_checkpointing(model)
     assert_same(run(model), plain)
-    model.gradient_checkpointing_enable(every_n_layers=2)
+    enable_checkpointing(model, every_n_layers=2)
     assert_same(run(model), plain)
 
 
@@ -57,7 +56,7 @@ def test_checkpointing_recomputes():
     """A test of the test before: the layers do run twice."""
     model, calls = tiny().train(), []
     model.model.layers[0].attention.register_forward_hook(lambda *_: calls.append(1))
-    model.gradient_checkpointing_enable()
+    enable_checkpointing(model)
     run(model)
     assert len(calls) == 2
 
@@ -65,19 +64,18 @@ def test_checkpointing_recomputes():
 def test_reentrant_checkpointing_is_refused(tmp_path):
     line = "reentrant gradient checkpointing can lose gradients in silence"
     with pytest.raises(SelattnError, match=line):
-        tiny().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        enable_checkpointing(tiny(), {"use_reentrant": True})
     with pytest.raises(SelattnError, match=line):
         trainer(
             tiny(torch.float32),
             tmp_path,
-            gradient_checkpointing=True,
-            gradient_checkpointing_kwargs={"use_reentrant": True},
+            **{CHECKPOINTING: True, f"{CHECKPOINTING}_kwargs": {"use_reentrant": True}},
         ).train()
 
 
 def test_a_cache_and_checkpointing_exclude_each_other():
     model = tiny().train()
-    model.gradient_checkpointing_enable()
+    enable_checkpointing(model)
     with pytest.raises(SelattnError, match="would fill a cache twice"):
         model(token_ids(1, 4), use_cache=True)
     assert model(token_ids(1, 4)).past_key_values is None
@@ -189,15 +187,6 @@ def test_the_strength_can_be_given():
     )
     with pytest.raises(SelattnError, match=r"strength must be in \[0, 1\]"):
         model(ids, selection_strength=2.0)
-
-
-@pytest.mark.parametrize("name", ["sdpa", "flash_attention_2", "flex_attention", "no_such_thing"])
-def test_attention_functions_of_transformers_do_not_apply(name):
-    with pytest.raises(SelattnError, match="set by `attention` and `backend` in its config"):
-        SelectiveForCausalLM._from_config(tiny_config(), attn_implementation=name)
-    model = tiny()
-    with pytest.raises(SelattnError, match="does not apply"):
-        model.set_attn_implementation(name)
 
 
 def test_dropout():

@@ -133,7 +133,6 @@ WRONG = [
     ({"inputs_embeds": torch.zeros(2, 6, 16)}, "exactly one of input_ids and inputs_embeds"),
     ({"lables": IDS}, "unknown argument 'lables' of forward: did you mean 'labels'?"),
     ({"atention_mask": IDS}, "did you mean 'attention_mask'?"),
-    ({"token_type_ids": IDS}, "unknown argument 'token_type_ids' of forward"),
     ({"is_causal": False}, "unknown argument 'is_causal' of forward"),
 ]
 

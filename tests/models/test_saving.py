@@ -69,10 +69,3 @@ def test_in_half_precision(tmp_path):
     model.save_pretrained(tmp_path)
     assert SelectiveForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16
     assert SelectiveForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
-
-
-@pytest.mark.parametrize("arguments", [{"tp_plan": "auto"}, {"tp_size": 2}, {"distributed_config": {"tp_size": 2}}])
-def test_tensor_parallelism_is_refused(arguments, tmp_path):
-    tiny(torch.float32).save_pretrained(tmp_path)
-    with pytest.raises(SelattnError, match="a selecting head of its own"):
-        SelectiveForCausalLM.from_pretrained(tmp_path, **arguments)

@@ -14,7 +14,7 @@ from transformers import DataCollatorWithFlattening
 
 from selattn.models import SelectiveForCausalLM
 from tests.models.tiny import tiny, token_ids
-from tests.models.training import Rows, trainer
+from tests.models.training import CHECKPOINTING, Rows, trainer
 
 EPSILON = {"memory_epsilon": 0.5}
 
@@ -53,7 +53,7 @@ def test_accumulated_micro_batches_are_one_big_batch(micro, tmp_path):
 
 
 def test_checkpointed_it_is_the_same(tmp_path):
-    assert_same(trained(tmp_path, gradient_checkpointing=True), by_hand())
+    assert_same(trained(tmp_path, **{CHECKPOINTING: True}), by_hand())
 
 
 def test_with_autocast_it_is_nearly_the_same(tmp_path):
@@ -91,6 +91,7 @@ def test_label_smoothing_shifts_the_labels(tmp_path):
     torch.testing.assert_close(loss, model(ids, labels=ids).lm_loss, rtol=0, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 def test_lora_trains_and_changes_nothing_else(tmp_path):
     model = tiny(torch.float32, memory_epsilon=0.1)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}

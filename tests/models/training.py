@@ -5,6 +5,17 @@ from transformers import Trainer, TrainingArguments
 
 from tests.models.tiny import token_ids
 
+# Newer versions of transformers have another name for it.
+CHECKPOINTING = (
+    "activation_checkpointing"
+    if "activation_checkpointing" in TrainingArguments.__dataclass_fields__
+    else "gradient_checkpointing"
+)
+
+
+def enable_checkpointing(model, kwargs=None, **more):
+    getattr(model, f"{CHECKPOINTING}_enable")(kwargs, **more)
+
 
 class Rows(torch.utils.data.Dataset):
     """Rows of equal length, each its own labels."""
