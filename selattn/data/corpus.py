@@ -10,14 +10,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selattn.data.folders import cache_folder, make_folder
-from selattn.data.store import VERSION, TokenStore, build_store
-from selattn.data.text import Reading, documents, identity
+from selattn.data.progress import working
+from selattn.data.store import VERSION, TokenStore, build_store, open_store
+from selattn.data.text import Reading, division, documents, identity, name_of
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer, train_model
+from selattn.errors import SelattnError
+from selattn.utils.folders import cache_folder, make_folder
+
+_LONGEST = 60  # characters of a source in the name of a folder, which has 255 in all
 
 
 def tokenizer_for(
-    source: str | Path, vocab_size: int = 8000, reading: Reading | None = None, cache: Path | None = None
+    source: str | Path,
+    vocab_size: int = 8000,
+    reading: Reading | None = None,
+    cache: Path | None = None,
+    progress: bool = False,
 ) -> Tokenizer:
     """A tokenizer trained on the training documents of a source."""
     reading = reading or Reading()
@@ -25,10 +33,14 @@ def tokenizer_for(
     path = (cache or cache_folder()) / "tokenizers" / f"{_slug(source)}-{vocab_size}-{key}"
 
     def fill(part: Path) -> None:
-        (part / MODEL_FILE).write_bytes(train_model(documents(source, "train", reading), vocab_size))
+        with working(f"training a tokenizer of {vocab_size:,} tokens on {label(source, 'train')}", progress):
+            (part / MODEL_FILE).write_bytes(train_model(documents(source, "train", reading), vocab_size))
 
     make_folder(path, fill)
-    return Tokenizer(path)
+    try:
+        return Tokenizer(path)
+    except SelattnError as error:
+        raise SelattnError(f"{path} is damaged: {error}; delete that folder, and it is trained again") from None
 
 
 def store_for(
@@ -43,10 +55,18 @@ def store_for(
 ) -> TokenStore:
     """The token store of a split, built if the cache has none for this text, tokenizer and settings."""
     reading = reading or Reading()
-    key = _key(identity(source), dataclasses.asdict(reading), split, tokenizer.fingerprint, eos, VERSION)
+    rule = division(source, split)  # no part of the key where there is none to tell apart: those stores stay valid
+    settings = [identity(source), dataclasses.asdict(reading), split, tokenizer.fingerprint, eos, VERSION]
+    key = _key(*settings, *filter(None, [rule]))
     path = (cache or cache_folder()) / "stores" / f"{_slug(source)}-{split}-{key}"
     texts = documents(source, split, reading)
-    return build_store(path, texts, tokenizer, f"{source} ({split})", eos, threads, progress)
+    # What is there was made of the same: the folder is named after all that matters.
+    return open_store(path, texts, tokenizer, label(source, split), eos, threads, progress)
+
+
+def label(source: str | Path, split: str) -> str:
+    """What a split of a source is called, however the source was spelled."""
+    return f"{name_of(source)} ({split})"
 
 
 def build_corpus(
@@ -76,4 +96,4 @@ def _key(*parts: Any) -> str:
 
 def _slug(source: str | Path) -> str:
     """The end of a source's name as a part of a folder's name, so that a person can tell the folders apart."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).name).strip("-.") or "text"
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).name)[-_LONGEST:].strip("-.") or "text"

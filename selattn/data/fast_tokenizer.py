@@ -1,6 +1,6 @@
 """A SentencePiece model (unigram or BPE) as a tokenizer of transformers, which generation and lm-eval ask for.
 
-`AutoTokenizer.from_pretrained` reads it back without code of ours. The tokens are those of SentencePiece but for near
+`AutoTokenizer.from_pretrained` reads it back, without selattn too. The tokens are those of SentencePiece but for near
 ties of a unigram model: SentencePiece adds the scores of a whole document in single precision, so the rounding of a
 long one can decide between two ways to split a word, where this one adds in double precision.
 """
@@ -13,17 +13,17 @@ from typing import Any
 from sentencepiece import sentencepiece_model_pb2 as proto
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
 
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
+from selattn.models.tokenizer import SelectiveTokenizer
 
 _UNIGRAM, _BPE = 1, 2
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # types of pieces that SentencePiece does not look for in a text
 _BLANK = "▁"  # how SentencePiece writes a blank
 
 
-def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
+def fast_tokenizer(tokenizer: Tokenizer) -> SelectiveTokenizer:
     """Convert; a text gets <BOS> in front, as every row in training has, and no <EOS>."""
     model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
     model.ParseFromString(tokenizer.model_bytes())
@@ -32,10 +32,7 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     backend = Backend(_unigram(model) if model.trainer_spec.model_type == _UNIGRAM else _bpe(model))
     backend.normalizer = normalizers.Sequence(_normalizers(model.normalizer_spec))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_never_text(model)), "isolated")
-    steps = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if model.normalizer_spec.add_dummy_prefix:
-        steps.append(decoders.Strip(" ", 1, 0))
-    backend.decoder = decoders.Sequence(steps)
+    backend.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
     special = tokenizer.special_tokens
     for name in special.values():  # those that exist keep their ids, the others are numbered in this order
         backend.add_special_tokens([AddedToken(name, special=True, normalized=False)])
@@ -43,8 +40,9 @@ def fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     backend.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_id)]
     )
-    return PreTrainedTokenizerFast(
+    return SelectiveTokenizer(
         tokenizer_object=backend,
+        blank_before_text=model.normalizer_spec.add_dummy_prefix,
         bos_token=bos,
         eos_token=special["eos"],
         pad_token=special["pad"],

@@ -14,6 +14,7 @@ from typing import IO, Any
 from selattn.errors import SelattnError
 
 KINDS = (".txt", ".jsonl", ".json")
+_LONE = re.compile("[\ud800-\udfff]")  # JSON can write these, and no encoding has them
 _BOM = b"\xef\xbb\xbf"
 # WikiText's own mark of a new article: ` = Title = `, where sections have two or more of the signs.
 _TITLE = re.compile(r"\s*= [^=].* =\s*")
@@ -175,4 +176,8 @@ def text_of(row: dict[str, object], column: str, where: str) -> str:
     text = row[column]
     if not isinstance(text, str):
         raise SelattnError(f"{where}: column {column!r} holds a {type(text).__name__}, not text")
+    if not text.isascii() and _LONE.search(text):
+        raise SelattnError(
+            f"{where}: column {column!r} holds half a surrogate pair, which is no character: write it in UTF-8"
+        )
     return text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from selattn.data.files import join_articles, text_of
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 
 _T = TypeVar("_T")
 
@@ -45,6 +45,8 @@ def hub_source(source: str) -> HubSource | None:
     """`c4`, `wikitext`, `lm1b`, each also with `:CONFIG` behind it, or `hub:OWNER/NAME[:CONFIG]`; None for no such."""
     if source.startswith(PREFIX):
         path, _, config = source.removeprefix(PREFIX).partition(":")
+        if not path.strip("/ "):
+            raise SelattnError(f"{shortened(source)!r} names no dataset: write {PREFIX}OWNER/NAME, as the hub has it")
         return HubSource(path, config or None)
     name, _, config = source.partition(":")
     known = NAMED.get(name)
@@ -82,7 +84,8 @@ def _loading(source: HubSource, load: Callable[[], _T]) -> _T:
     except (OSError, ValueError, RuntimeError) as error:
         if isinstance(error, SelattnError):
             raise
-        reason = " ".join(str(error).split())
+        reason = shortened(" ".join(str(error).split()), 400)
         raise SelattnError(
-            f"cannot read {source.path} from the Hugging Face hub: {reason}; a local file or folder works offline"
+            f"cannot read {shortened(source.path)} from the Hugging Face hub: {reason}; "
+            "a local file or folder works offline"
         ) from error

@@ -29,7 +29,7 @@ class Rows(Dataset[dict[str, Tensor]]):
             raise SelattnError(f"a context of {context} tokens leaves nothing to predict: give at least 2")
         if len(store.tokens) < context:
             raise SelattnError(
-                f"the corpus is smaller than one context: {len(store.tokens)} tokens in {store.path}, "
+                f"the corpus is smaller than one context: {len(store.tokens)} tokens in {store.name}, "
                 f"context {context}; give more text or a smaller context"
             )
         self.store, self.context = store, context
@@ -65,7 +65,7 @@ class DocumentRows(Rows):
         if minimum > 0:
             self._chosen = np.flatnonzero(np.diff(store.offsets) >= minimum)
             if not len(self._chosen):
-                raise SelattnError(f"no document in {store.path} has {minimum} tokens or more")
+                raise SelattnError(f"no document in {store.name} has {minimum} tokens or more")
 
     def __len__(self) -> int:
         return len(self.store) if self._chosen is None else len(self._chosen)

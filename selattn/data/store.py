@@ -18,16 +18,19 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
-from selattn.data.folders import make_folder
+from selattn.data.progress import counting
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
+from selattn.utils.folders import make_folder
 
 VERSION = 1
 _TOKENS, _OFFSETS, _META = "tokens.bin", "offsets.bin", "meta.json"
 _BATCH = 128  # documents that are tokenized at a time
+_LOOKED_AT = 256  # documents whose first and last token are checked when a store is opened
+_QUICK = 1 << 28  # bytes that are read within a second: up to here a store that is found is verified
+_NUMBERS = ("documents", "tokens", "bytes", "vocab_size", "pad_id", "bos_id")
 
 
 class TokenStore:
@@ -41,7 +44,7 @@ class TokenStore:
     """
 
     def __init__(self, path: str | Path, verify: bool = False) -> None:
-        """Open a store and check its sizes; with `verify`, also that not one byte has changed."""
+        """Open a store, check its sizes and look at some documents; with `verify`, check that no byte has changed."""
         self.path = Path(path)
         self.meta = _read_meta(self.path)
         dtype = np.dtype(self.meta["dtype"])
@@ -49,23 +52,34 @@ class TokenStore:
         self.offsets = self._map(_OFFSETS, np.dtype(np.int64), self.meta["documents"] + 1)
         if verify:
             self.verify()
+        self._look()
 
     def _map(self, name: str, dtype: np.dtype[Any], size: int) -> NDArray[Any]:
         file = self.path / name
         found = file.stat().st_size if file.is_file() else 0
         if found != size * dtype.itemsize:
-            raise self._damaged(f"{name} has {found} bytes, not {size * dtype.itemsize}")
+            raise _damaged(self.path, f"{name} has {found} bytes, not {size * dtype.itemsize}")
         return np.memmap(file, dtype, "r")
+
+    def _look(self) -> None:
+        """Raise unless the documents, some of them if there are many, are such: of another file's bytes none is."""
+        count, end = len(self), self.meta["eos_id"]
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
+            raise _damaged(self.path, f"{_OFFSETS} does not fit {_TOKENS}")
+        for document in np.linspace(0, count - 1, min(count, _LOOKED_AT)).astype(np.int64):
+            start, stop = (int(at) for at in self.offsets[document : document + 2])
+            if not 0 <= start < stop <= len(self.tokens):
+                raise _damaged(self.path, f"{_OFFSETS} holds no offsets of documents")
+            first, last = self.tokens[start : start + 64], self.tokens[stop - 1]
+            if first[0] != self.bos_id or (end is not None and last != end) or first.max() >= self.vocab_size:
+                raise _damaged(self.path, f"{_TOKENS} does not hold the documents that {_OFFSETS} names")
 
     def verify(self) -> None:
         """Read everything once and compare the checksums."""
         for name, checksum in self.meta["checksums"].items():
             with (self.path / name).open("rb") as file:
                 if hashlib.file_digest(file, _hash).hexdigest() != checksum:
-                    raise self._damaged(f"{name} has changed since it was written")
-
-    def _damaged(self, how: str) -> SelattnError:
-        return SelattnError(f"the token store {self.path} is damaged: {how}; delete the folder and build it again")
+                    raise _damaged(self.path, f"{name} has changed since it was written")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return TokenStore, (self.path,)
@@ -79,6 +93,16 @@ class TokenStore:
         if not 0 <= document < len(self):
             raise IndexError(f"document {document} of {len(self)}")
         return self.tokens[self.offsets[document] : self.offsets[document + 1]]
+
+    @property
+    def checksum(self) -> str:
+        """Of all its tokens: what tells two texts apart, whatever their files are called."""
+        return self.meta["checksums"][_TOKENS]
+
+    @property
+    def name(self) -> str:
+        """What its text is called, for messages: a folder of the cache says nothing to a reader."""
+        return self.meta["source"] or str(self.path)
 
     @property
     def vocab_size(self) -> int:
@@ -96,30 +120,19 @@ class TokenStore:
         return self.meta["pad_id"]
 
 
-def build_store(
-    path: str | Path,
+def open_store(
+    path: Path,
     documents: Iterable[str],
     tokenizer: Tokenizer,
-    source: str = "",
-    eos: bool = True,
+    source: str,
+    eos: bool,
     threads: int = 1,
     progress: bool = False,
 ) -> TokenStore:
-    """Tokenize the documents into a new store, or open the one that is there.
-
-    Args:
-        path: the folder to be. It appears when it is complete; see `selattn.data.folders.make_folder`.
-        documents: texts; they are read once, and only if there is no store yet.
-        tokenizer: its fingerprint is written down; a store that is there must have the same, and the same source.
-        source: what the text is, for the record.
-        eos: whether documents end with <EOS>. The paper does not say; without it a model never learns to end.
-        threads: for tokenizing.
-        progress: whether to show a progress bar on the terminal.
-    """
-    path = Path(path)
+    """The store at `path`, made first if there is none. What is there is taken as it is; see `build_store`."""
 
     def fill(part: Path) -> None:
-        with _progress(path.name, progress) as bar:
+        with counting(source or path.name, progress) as bar:
             counts = _write(part, documents, tokenizer, eos, threads, bar)
         meta = {
             "version": VERSION,
@@ -133,8 +146,34 @@ def build_store(
         }
         (part / _META).write_text(json.dumps(meta, indent=2) + "\n")
 
-    make_folder(path, fill)
+    made = make_folder(path, fill)
     store = TokenStore(path)
+    if not made and store.tokens.nbytes + store.offsets.nbytes <= _QUICK:
+        store.verify()
+    return store
+
+
+def build_store(
+    path: str | Path,
+    documents: Iterable[str],
+    tokenizer: Tokenizer,
+    source: str = "",
+    eos: bool = True,
+    threads: int = 1,
+    progress: bool = False,
+) -> TokenStore:
+    """Tokenize the documents into a new store, or open the one that is there.
+
+    Args:
+        path: the folder to be. It appears when it is complete; see `selattn.utils.folders.make_folder`.
+        documents: texts; they are read once, and only if there is no store yet.
+        tokenizer: its fingerprint is written down; a store that is there must have the same, and the same source.
+        source: what the text is, for the record.
+        eos: whether documents end with <EOS>. The paper does not say; without it a model never learns to end.
+        threads: for tokenizing.
+        progress: whether to show a progress bar on the terminal.
+    """
+    store = open_store(Path(path), documents, tokenizer, source, eos, threads, progress)
     wanted = {"tokenizer": tokenizer.fingerprint, "source": source, "eos_id": tokenizer.eos_id if eos else None}
     for name, value in wanted.items():
         if store.meta[name] != value:
@@ -197,31 +236,36 @@ def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _progress(name: str, shown: bool) -> Progress:
-    """How many documents there will be is not known before the last one: no percentage, but what is done."""
-    console = Console(stderr=True)
-    bar = Progress(
-        SpinnerColumn(),
-        TextColumn(
-            "tokenizing {task.description}: {task.fields[documents]:,} documents, {task.fields[tokens]:,} tokens"
-        ),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not (shown and console.is_terminal),
-    )
-    bar.add_task(name, total=None, documents=0, tokens=0)
-    return bar
-
-
 def _read_meta(path: Path) -> dict[str, Any]:
     file = path / _META
     try:
-        meta = json.loads(file.read_text())
+        meta = json.loads(file.read_bytes())
     except FileNotFoundError:
-        raise SelattnError(f"{path} is not a token store: there is no {_META} in it") from None
-    except (OSError, ValueError) as error:
-        raise SelattnError(f"cannot read {file}: {error}") from None
-    if not isinstance(meta, dict) or meta.get("version") != VERSION:
-        raise SelattnError(f"{path} is not a token store of version {VERSION}; build it again")
+        advice = "if it was one, delete the folder and build it again"
+        raise SelattnError(f"{path} is not a token store: there is no {_META} in it; {advice}") from None
+    except OSError as error:
+        raise SelattnError(f"cannot read {file}: {error.strerror or error}") from None
+    except ValueError:
+        raise _damaged(path, f"{_META} is not whole") from None
+    if isinstance(meta, dict) and meta.get("version", VERSION) != VERSION:
+        raise SelattnError(f"{path} is not a token store of version {VERSION}; delete the folder and build it again")
+    if not isinstance(meta, dict) or not _is_whole(meta):
+        raise _damaged(path, f"{_META} does not say what is in it")
     return meta
+
+
+def _is_whole(meta: dict[str, Any]) -> bool:
+    """Whether everything is there that is read from it."""
+    checksums = meta.get("checksums")
+    return (
+        all(isinstance(meta.get(name), int) and meta[name] >= 0 for name in _NUMBERS)
+        and meta["documents"] > 0
+        and meta.get("dtype") in ("uint16", "uint32")
+        and isinstance(checksums, dict)
+        and {_TOKENS, _OFFSETS} == checksums.keys()
+        and {"version", "source", "tokenizer", "eos_id"} <= meta.keys()
+    )
+
+
+def _damaged(path: Path, how: str) -> SelattnError:
+    return SelattnError(f"the token store {path} is damaged: {how}; delete the folder and build it again")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import platform
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from selattn.data.draws import mix
 from selattn.data.embedded import embedded_documents
 from selattn.data.files import find_files, named_splits, read_file
 from selattn.data.hub import NAMED, hub_source, read_hub
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 
 EMBEDDED = "embedded"
 SPLITS = ("train", "validation", "test")
@@ -49,6 +54,9 @@ class Reading:
 def documents(source: str | Path, split: str = "train", reading: Reading | None = None) -> Iterator[str]:
     """The documents of a source, always in the same order; blank ones are left out.
 
+    Where a source has no validation part of its own, documents are held out by their index. A held-out one whose text
+    also stands among the training documents is left out.
+
     Args:
         source: `c4`, `wikitext` or `lm1b` (also with a configuration, `wikitext:wikitext-2-raw-v1`), any other dataset
             of the hub as `hub:OWNER/NAME`, a file or folder of `.txt`, `.jsonl` and `.gz`, or `embedded`.
@@ -73,6 +81,27 @@ def identity(source: str | Path) -> dict[str, Any]:
     return {"files": [[str(file.resolve()), stat.st_size, stat.st_mtime_ns] for file, stat in files]}
 
 
+def name_of(source: str | Path) -> str:
+    """What a source is called, however it was spelled: sources with one identity have one name."""
+    source = str(source)
+    if source == EMBEDDED:
+        return source
+    hub = hub_source(source)
+    if hub is not None:
+        return hub.path if hub.config is None else f"{hub.path}:{hub.config}"
+    return str(_path(source).resolve())
+
+
+def division(source: str | Path, split: str) -> str:
+    """By which rule documents come into a split, where that has changed or cannot be told from the identity; or ""."""
+    source = str(source)
+    if hub_source(source) is not None:
+        return ""
+    if source != EMBEDDED and _named_splits(source) is not None:
+        return "by the names of the files"
+    return "held out, without copies of training documents" if split == "validation" else ""
+
+
 def is_validation(index: int, fraction: float) -> bool:
     """Whether document `index` is held out: a hash of the index, so that more documents never move the earlier ones."""
     return mix(index + 1) < fraction * 2**64
@@ -83,39 +112,76 @@ def _documents(source: str, split: str, reading: Reading) -> Iterator[str]:
     if hub is not None:
         yield from read_hub(hub, split, reading.column)
         return
-    if source == EMBEDDED:
-        everything = embedded_documents()
-    else:
-        path = _path(source)
-        files = find_files(path)
-        splits = named_splits(path, files) if path.is_dir() else None
-        if splits is not None and split not in splits:
-            raise SelattnError(f"{path} has no files for the split {split!r}; there are {', '.join(sorted(splits))}")
-        chosen = files if splits is None else splits[split]
-        everything = (text for file in chosen for text in read_file(file, reading.column, reading.separator))
-        if splits is not None:
-            yield from everything
-            return
+    splits = None if source == EMBEDDED else _named_splits(source)
+    if splits is not None:
+        if split not in splits:
+            there = ", ".join(sorted(splits))
+            raise SelattnError(f"{shortened(source)} has no files for the split {split!r}; there are {there}")
+        yield from _read(splits[split], reading)
+        return
     if split == "test":
-        raise SelattnError(f"{source} has no test split: ask for train or validation")
-    held_out = split == "validation"
-    count = found = 0
-    for index, text in enumerate(everything):
-        count += 1
-        if is_validation(index, reading.validation) == held_out:
+        raise SelattnError(f"{shortened(source)} has no test split: ask for train or validation")
+    trained = _hashes(_side(source, "train", reading)) if split == "validation" else _hashes([])
+    found = copies = 0
+    for text in _side(source, split, reading):
+        if _among(_hash(text), trained):
+            copies += 1
+        else:
             found += 1
             yield text
     if not found:
+        count = sum(1 for _ in _everything(source, reading))
+        left_out = f", and those are copies of training documents ({copies})" if copies else ""
         raise SelattnError(
-            f"{source} has no document for the split {split!r}: {count} in all, of which "
-            f"{reading.validation:.0%} are held out; set another validation fraction or separator"
+            f"{shortened(source)} has no document for the split {split!r}: {count} in all, of which "
+            f"{reading.validation:.0%} are held out{left_out}; set another validation fraction (--validation, "
+            "data.validation) or separator"
         )
+
+
+def _everything(source: str, reading: Reading) -> Iterator[str]:
+    return embedded_documents() if source == EMBEDDED else _read(find_files(_path(source)), reading)
+
+
+def _side(source: str, split: str, reading: Reading) -> Iterator[str]:
+    """The documents on one side of a source that we split ourselves, copies included."""
+    numbered = enumerate(_everything(source, reading))
+    held_out = split == "validation"
+    return islice((t for i, t in numbered if is_validation(i, reading.validation) == held_out), reading.limit)
+
+
+def _read(files: Iterable[Path], reading: Reading) -> Iterator[str]:
+    return (text for file in files for text in read_file(file, reading.column, reading.separator))
+
+
+def _named_splits(source: str) -> dict[str, list[Path]] | None:
+    path = _path(source)
+    return named_splits(path, find_files(path)) if path.is_dir() else None
+
+
+def _hashes(texts: Iterable[str]) -> NDArray[np.uint64]:
+    """Sorted, and eight bytes for each text: a corpus need not fit into memory."""
+    return np.unique(np.frombuffer(array("Q", map(_hash, texts)), np.uint64))
+
+
+def _hash(text: str) -> int:
+    """The same for documents that differ only in blanks at their ends."""
+    return int.from_bytes(hashlib.blake2b(text.strip().encode(), digest_size=8).digest())
+
+
+def _among(value: int, values: NDArray[np.uint64]) -> bool:
+    place = int(np.searchsorted(values, np.uint64(value)))
+    return place < len(values) and int(values[place]) == value
 
 
 def _path(source: str) -> Path:
     """The path that a source names, or an error that tells a mistyped name from a missing file."""
-    path = Path(source).expanduser()
-    if not path.exists() and path.name == source and not path.suffix:
+    try:
+        path = Path(source).expanduser()
+        there = path.exists()
+    except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed, no such ~user
+        raise SelattnError(f"cannot read {shortened(source)}: {getattr(error, 'strerror', None) or error}") from None
+    if not there and path.name == source and not path.suffix:
         advice = _nearest(source.lower(), [EMBEDDED, *NAMED])
         raise SelattnError(f"unknown source {source!r} (no file or folder either); {advice}")
     return path

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sentencepiece
 
-from selattn.errors import SelattnError
+from selattn.data import pieces
+from selattn.errors import SelattnError, shortened
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -52,11 +55,12 @@ class Tokenizer:
 
     def __init__(self, path: str | Path) -> None:
         path = Path(path)
-        self.path = path / MODEL_FILE if path.is_dir() else path
         try:
+            self.path = path / MODEL_FILE if path.is_dir() else path
             model = self.path.read_bytes()
         except OSError as error:
-            raise SelattnError(f"cannot read the tokenizer {self.path}: {error.strerror or error}") from None
+            name = shortened(error.filename or path)
+            raise SelattnError(f"cannot read the tokenizer {name}: {error.strerror or error}") from None
         self._pieces = sentencepiece.SentencePieceProcessor()
         try:
             self._pieces.LoadFromSerializedProto(model)
@@ -124,15 +128,25 @@ def train_model(documents: Iterable[str], vocab_size: int = 8000, characters: in
     least = 3 + 1 + 256
     if vocab_size <= least:
         raise SelattnError(f"a vocabulary needs more than {least} tokens (special ones and bytes), not {vocab_size}")
-    lines = list(_lines(documents, characters))  # here, since SentencePiece would take an error for the end
-    model = io.BytesIO()
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **_SETTINGS
+    text = "\n".join(_lines(documents, characters)).encode()
+    # -P: the program's own folder is no place to import from.
+    settings = json.dumps({"vocab_size": vocab_size, **_SETTINGS})
+    command = [sys.executable, "-P", pieces.__file__, settings, str(Path(sentencepiece.__file__).parents[1])]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            model, said = process.communicate(text)
+        except BaseException:  # Ctrl-C, most likely: nobody waits for the model any more
+            process.kill()
+            raise
+    if process.returncode == pieces.REFUSED:
+        raise _one_line(model.decode(), vocab_size)
+    if process.returncode:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SelattnError(
+            f"SentencePiece ended with code {process.returncode} while it trained: {last or 'no reason'}"
         )
-    except RuntimeError as error:
-        raise _one_line(str(error), vocab_size) from error
-    return model.getvalue()
+    return model
 
 
 def _lines(documents: Iterable[str], characters: int) -> Iterator[str]:

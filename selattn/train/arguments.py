@@ -22,6 +22,11 @@ def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
     cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
     micro, accumulate = run.batch.split(devices)
     optimiser, schedule = run.optimiser, run.schedule
+    if schedule.warmup > schedule.steps:
+        raise SelattnError(
+            f"schedule.warmup is longer than the run: {schedule.warmup:,} steps of {schedule.steps:,}; "
+            "set a shorter schedule.warmup, such as 0, or more schedule.steps"
+        )
     if schedule.decay != "cosine" and schedule.final:
         raise SelattnError(f"schedule.final belongs to the cosine; with {schedule.decay} leave it at 0")
     with warnings.catch_warnings():
@@ -44,8 +49,7 @@ def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
             max_grad_norm=optimiser.clip,
             bf16=run.machine.precision == "bf16",
             torch_compile=run.machine.compile,
-            gradient_checkpointing=run.machine.recompute and run.machine.shard == "none",
-            gradient_checkpointing_kwargs={"use_reentrant": False} if run.machine.recompute else None,
+            **_recomputing(run),
             **_sharding(run),
             use_cpu=cpu,
             ddp_backend="gloo" if cpu and devices > 1 else None,
@@ -77,6 +81,16 @@ def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
             "leave it at none, or start with torchrun on GPUs"
         )
     return args
+
+
+def _recomputing(run: RunConfig) -> dict[str, Any]:
+    """Whether activations are computed again; newer versions of transformers have another name for it."""
+    fields = TrainingArguments.__dataclass_fields__
+    name = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
+    return {
+        name: run.machine.recompute and run.machine.shard == "none",
+        f"{name}_kwargs": {"use_reentrant": False} if run.machine.recompute else None,
+    }
 
 
 def _sharding(run: RunConfig) -> dict[str, Any]:

@@ -7,6 +7,7 @@ Everything that can change a result is in here and goes into the training record
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -14,15 +15,22 @@ from typing import Any, Literal
 
 from selattn.data.synthetic import Task
 from selattn.data.text import Reading
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
+
+_LARGEST = 10**15  # of any setting: their products are counted in 64 bits
+_MOST_WORKERS, _MOST_LAYERS = 1024, 100_000
 
 
 def _at_least(settings: Any, where: str, **least: float) -> None:
-    """One line for a setting that is too small; NaN is too."""
+    """One line for a setting that is too small, not finite, or larger than a count can be."""
     for name, bound in least.items():
         value = getattr(settings, name)
-        if not value >= bound:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SelattnError(f"{where}.{name} must be a finite number, not {value}")
+        if value < bound:
             raise SelattnError(f"{where}.{name} must be at least {bound}, not {value}")
+        if isinstance(value, int) and value > _LARGEST:
+            raise SelattnError(f"{where}.{name} must be at most {_LARGEST:,}, not {shortened(value)}")
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,8 @@ class Batch:
 
     def __post_init__(self) -> None:
         _at_least(self, "batch", size=1, workers=0)
+        if self.workers > _MOST_WORKERS:
+            raise SelattnError(f"batch.workers must be at most {_MOST_WORKERS} processes, not {self.workers:,}")
         if self.micro is not None:
             _at_least(self, "batch", micro=1)
 
@@ -164,7 +174,12 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Args: every, steps between checkpoints; keep, how many of them stay."""
+    """What a run can go on from.
+
+    Args:
+        every: steps between checkpoints; there is always one at the end.
+        keep: how many of them stay, the newest.
+    """
 
     every: int = 1_000
     keep: int = 2
@@ -180,6 +195,7 @@ class Start:
     Args:
         model: a trained model to fine-tune, a folder or zoo:NAME; None begins anew.
         ramp: steps in which the selection strength rises from 0 to the model's own: a standard model becomes selective.
+            Only with `model`.
     """
 
     model: str | None = None
@@ -264,6 +280,13 @@ class RunConfig:
     def __post_init__(self) -> None:
         object.__setattr__(self, "model", MappingProxyType(dict(self.model)))  # a frozen copy
         _at_least(self, "run", seed=0, log_every=1)
+        if (layers := self.model.get("num_hidden_layers", 1)) > _MOST_LAYERS:
+            raise SelattnError(f"model.num_hidden_layers must be at most {_MOST_LAYERS:,}, not {shortened(layers)}")
+        if self.schedule.steps * self.batch.size >= 2**63:
+            raise SelattnError(
+                f"schedule.steps {self.schedule.steps:,} times batch.size {self.batch.size:,} is more than can be "
+                "counted: make one of them smaller"
+            )
         if self.seed >= 2**32:
             raise SelattnError(f"run.seed must be below 2^32, as numpy has it, not {self.seed}")
         if self.evaluation.target is not None and isinstance(self.data, Text):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from selattn.cache import Budgets
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets
 from selattn.models import SelectiveConfig
 from selattn.train.config import RunConfig
 
@@ -29,6 +29,10 @@ class Course:
         self._strength, self._budgets = config.selection_strength, config.budgets
         if self._ramp and not config.selects:
             raise SelattnError("start.ramp has nothing to raise: no layer selects; set model.attention=selective")
+        if self._ramp and run.start.model is None:
+            raise SelattnError("start.ramp has nothing to ramp from: set start.model, or leave start.ramp out")
+        if self._shrink.first is not None and not self._shrink.steps:
+            raise SelattnError("shrink.first has no effect without shrink.steps: set both, or none")
         if self._shrink.steps and self._budgets is None:
             raise SelattnError("shrink.steps has nothing to shrink to: set model.cache_budgets, such as [8,16,8]")
         layers = config.num_hidden_layers

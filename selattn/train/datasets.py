@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -36,12 +36,14 @@ class Data:
         validation: the sets to evaluate on, by name; the first is "validation".
         task: the task, which measures accuracy; None for text.
         tokenizer: of text; None for a task.
+        checksums: of the tokens of each split of a text; empty for a task, which its settings and the seed decide.
     """
 
     train: Rows
     validation: Mapping[str, Rows]
     task: Task | None = None
     tokenizer: Tokenizer | None = None
+    checksums: Mapping[str, str] = field(default_factory=dict)
 
 
 def prepare(run: RunConfig, tokenizer: str | None = None, progress: bool = False) -> Data:
@@ -63,18 +65,26 @@ def _task(run: RunConfig, task: Task) -> Data:
 def _text(run: RunConfig, text: Text, tokenizer: str | None, progress: bool) -> Data:
     """Token stores, made at the first time; each pass over the rows has an order of its own."""
     reading = text.reading()
-    pieces = tokenizer_for(text.source, text.vocabulary, reading) if tokenizer is None else Tokenizer(tokenizer)
+    if tokenizer is None:
+        pieces = tokenizer_for(text.source, text.vocabulary, reading, progress=progress)
+    else:
+        pieces = Tokenizer(tokenizer)
     if text.tokenizer is not None and pieces.vocab_size != text.vocabulary:
         raise SelattnError(
             f"{text.tokenizer} has {pieces.vocab_size} tokens and data.vocabulary is {text.vocabulary}: "
             f"set data.vocabulary={pieces.vocab_size}"
         )
     layout = DocumentRows if text.layout == "documents" else PackedRows
-    train, validation = (
-        layout(store_for(text.source, pieces, split, reading, progress=progress), text.context)
-        for split in ("train", "validation")
+    stores = {
+        split: store_for(text.source, pieces, split, reading, progress=progress) for split in ("train", "validation")
+    }
+    train, validation = (layout(store, text.context) for store in stores.values())
+    return Data(
+        Shuffled(train, run.seed, _samples(run)),
+        {"validation": validation},
+        tokenizer=pieces,
+        checksums={split: store.checksum for split, store in stores.items()},
     )
-    return Data(Shuffled(train, run.seed, _samples(run)), {"validation": validation}, tokenizer=pieces)
 
 
 def _samples(run: RunConfig) -> int:

@@ -19,6 +19,9 @@ class Display:
     def begin(self, step: int, steps: int) -> None:
         """A run begins, or goes on, at `step`."""
 
+    def goes_on(self, step: int, steps: int, left_out: Sequence[str]) -> None:
+        """A run that was begun goes on at `step`; checkpoints were left out, and why."""
+
     def step(self, step: int) -> None:
         """A step has ended."""
 
@@ -37,6 +40,13 @@ class Lines(Display):
 
     def __init__(self, console: Console) -> None:
         self.console = console
+
+    def goes_on(self, step: int, steps: int, left_out: Sequence[str]) -> None:
+        """Say it once, in front of everything else."""
+        for why in left_out:
+            self.console.print(f"{why}; it is left out", highlight=False, soft_wrap=True, markup=False)
+        where = f"going on from step {step:,} of {steps:,}" if step else "no whole checkpoint yet: beginning at step 0"
+        self.console.print(where, highlight=False, soft_wrap=True)
 
     def record(self, record: dict[str, Any]) -> None:
         """Print it."""

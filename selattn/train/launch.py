@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import shlex
 import signal
@@ -19,20 +18,22 @@ import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from selattn.data.folders import make_folder
 from selattn.data.tokenizer import MODEL_FILE
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model
-from selattn.records import write_record
+from selattn.train import checkpoints
 from selattn.train import folder as run_folder
 from selattn.train.arguments import training_arguments
 from selattn.train.config import RunConfig
 from selattn.train.course import Course
 from selattn.train.datasets import Data, prepare
 from selattn.train.display import Display
+from selattn.train.memory import check_memory
 from selattn.train.model import make_model, model_config
 from selattn.train.trainer import SelectiveTrainer
+from selattn.utils.folders import make_folder
+from selattn.utils.records import write_record
 
 _T = TypeVar("_T")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -82,20 +83,22 @@ def train(
     display = display if display is not None and args.process_index == 0 else Display()
     settings = run.to_dict()
     defaults = RunConfig(run.name, run.data).to_dict()
-    _by_one(args, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
-    if run_folder.finished(folder) and not overwrite:
-        return _ended(folder)
-    data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
-    set_seed(run.seed)
-    config = model_config(run, data.tokenizer)
-    Course(run, config)  # which raises before anything is written
-    model = make_model(run, config)
-    start, lock = _by_one(args, lambda: run_folder.begin(folder, settings, overwrite))
-    try:
-        return _carry_out(run, model, data, args, display, start)
-    finally:
-        if args.process_index == 0:
-            os.close(lock)
+    with contextlib.closing(run_folder.Claim(folder)) as claim:
+        _by_one(args, claim.take)
+        plan = _by_one(args, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
+        if plan.goes_on and run_folder.finished(folder):
+            return _ended(folder)
+        check_memory(run, args.world_size, args.device)
+        data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
+        set_seed(run.seed)
+        config = model_config(run, data.tokenizer)
+        Course(run, config)  # which raises before anything is written
+        model = make_model(run, config)
+        _by_one(args, lambda: run_folder.begin(folder, settings, plan, claim))
+        if plan.goes_on:
+            left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
+            display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
+        return _carry_out(run, model, data, args, display, plan.choice.step)
 
 
 def _carry_out(
@@ -116,7 +119,7 @@ def _carry_out(
     with _full_disk(folder), _interruptible(trainer):
         try:
             if not trainer.stopped:
-                at = None if start is None else str(run_folder.checkpoint_path(folder, start))
+                at = None if start is None else str(checkpoints.checkpoint_path(folder, start))
                 trainer.train(resume_from_checkpoint=at)
         finally:
             display.end()
@@ -144,7 +147,7 @@ def _by_one(args: TrainingArguments, act: Callable[[], _T]) -> _T:
             found = [error]
         except OSError as error:
             verb = "write to" if error.errno in _FULL else "use"
-            found = [SelattnError(f"cannot {verb} {args.output_dir}: {error.strerror or error}")]
+            found = [SelattnError(f"cannot {verb} {shortened(args.output_dir)}: {error.strerror or error}")]
     if args.world_size > 1:
         torch.distributed.broadcast_object_list(found)
     if isinstance(found[0], SelattnError):
@@ -191,6 +194,7 @@ def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> dict[str, A
     model = trainer.accelerator.unwrap_model(trainer.model)
     return {
         "run": trainer.run.to_dict(),
+        "data_checksums": dict(trainer.data.checksums),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "steps": step,
         "tokens": trainer.meter.tokens + int(trainer.meter.gathered(lambda sums: sums)[2]),
@@ -202,7 +206,7 @@ def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> dict[str, A
 
 
 def _ended(folder: Path) -> Finished:
-    record = json.loads((folder / run_folder.MODEL / run_folder.RECORD).read_text())
+    record = run_folder.read_finished(folder)
     return Finished(folder, record["steps"], False, record)
 
 
@@ -231,8 +235,8 @@ def _full_disk(folder: Path) -> Iterator[None]:
     except Exception as error:
         if not _is_about_writing(error):
             raise
-        run_folder.delete_halves(folder)
-        step = run_folder.newest(folder)
+        checkpoints.delete_halves(folder)
+        step = checkpoints.newest(folder)
         kept = "there is no checkpoint yet" if step is None else f"the checkpoint of step {step} is whole"
         raise SelattnError(
             f"cannot write to {folder}: {_reason(error)}; {kept}; free some space and go on with --resume"

@@ -32,17 +32,34 @@ def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> Selectiv
                     "fine-tuning cannot change it; leave it out"
                 )
         config = SelectiveConfig(**{**given, **settings})
+        if run.start.ramp:
+            _check_ramp(run.start.model, SelectiveConfig(**given), config)
     if config.vocab_size < vocabulary:
         raise SelattnError(
             f"the data has {vocabulary} tokens and the model's vocabulary {config.vocab_size}: "
             "set model.vocab_size or data.vocabulary, or use the tokenizer that the model was trained with"
         )
-    if config.positions == "learned" and config.max_position_embeddings < data.context:
-        raise SelattnError(
-            f"rows have {data.context} tokens and the model has {config.max_position_embeddings} positions: "
-            "set model.max_position_embeddings or data.context"
-        )
+    most = config.max_position_embeddings
+    if most < data.context:
+        if run.start.model is None:
+            advice = "set model.max_position_embeddings or data.context"
+        elif isinstance(data, Text):
+            advice = f"fine-tuning cannot change that; set data.context={most}"
+        else:
+            advice = "fine-tuning cannot change that; take a smaller task"
+        raise SelattnError(f"rows have {data.context} tokens and the model has {most} positions: {advice}")
     return config
+
+
+def _check_ramp(name: str, before: SelectiveConfig, after: SelectiveConfig) -> None:
+    """A ramp is for layers that begin to select: those that did before would first lose what they have learned."""
+    pairs = zip(before.kinds, after.kinds, strict=True)
+    new = [layer for layer, (old, kind) in enumerate(pairs) if kind.selective and not old.selective]
+    if after.selects and not new and before.selection_strength > 0:
+        raise SelattnError(
+            f"start.ramp has nothing to ramp from: the layers of {name} that are to select do so already; "
+            "leave start.ramp out"
+        )
 
 
 def make_model(run: RunConfig, config: SelectiveConfig) -> SelectiveForCausalLM:

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 from selattn.models import SelectiveConfig
 from selattn.train.config import ARCHITECTURE, RunConfig
 
@@ -24,10 +24,10 @@ def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
     for assignment in sorted(assignments, key=lambda text: not text.startswith(begins)):
         name, equals, text = assignment.partition("=")
         if not equals:
-            raise SelattnError(f"{assignment!r} is not of the form field=value, such as optimiser.lr=1e-3")
+            raise SelattnError(f"{shortened(assignment)!r} is not of the form field=value, such as optimiser.lr=1e-3")
         kinds = fields(run)
         if name not in kinds:
-            raise SelattnError(f"unknown field {name!r}; {_advice(name, list(kinds))}")
+            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(kinds))}")
         run = _replaced(run, name.split("."), parse(text, kinds[name], name))
         if assignment.startswith(begins) and run.start.model is not None:
             kept = {key: value for key, value in run.model.items() if key not in ARCHITECTURE}
@@ -54,7 +54,7 @@ def parse(text: str, kind: Any, name: str) -> Any:
     try:
         return _parse(text.strip(), kind)
     except ValueError:
-        raise SelattnError(f"{name} must be {_describe(kind)}, not {text!r}") from None
+        raise SelattnError(f"{name} must be {_describe(kind)}, not {shortened(text)!r}") from None
 
 
 def _parse(text: str, kind: Any) -> Any:
@@ -66,22 +66,30 @@ def _parse(text: str, kind: Any) -> Any:
             raise ValueError(text)
         return text
     if origin in (list, tuple):
-        return [_parse(part.strip(), inside[0]) for part in text.removeprefix("[").removesuffix("]").split(",")]
+        if text.startswith("[") != text.endswith("]"):
+            raise ValueError(text)  # what was typed is not all that was meant
+        parts = text.removeprefix("[").removesuffix("]").split(",")
+        return [_parse(part.strip(), inside[0]) for part in parts]
     if kind is types.NoneType:
         return {"none": None, "null": None}[text.lower()] if text.lower() in ("none", "null") else _refuse(text)
     if kind is bool:
         choices = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
         return choices[text.lower()] if text.lower() in choices else _refuse(text)
+    if kind is str and not text:
+        raise ValueError(text)
     if kind in (int, float, str):
         return kind(text)
     raise ValueError(text)
 
 
 def _first(text: str, kinds: Sequence[Any]) -> Any:
-    """What the first of several types makes of a text; a comma or brackets ask for a list."""
+    """What the first of several types makes of a text; a comma or a bracket asks for a list."""
+    lists = [kind for kind in kinds if get_origin(kind) in (list, tuple)]
+    listed = "," in text or text.startswith("[") or text.endswith("]")
     for kind in kinds:
-        listed = "," in text or text.startswith("[")
-        if get_origin(kind) in (list, tuple) and not listed and any(k in (int, float, str) for k in kinds):
+        if kind in lists and not listed and any(k in (int, float, str) for k in kinds):
+            continue
+        if kind is str and lists and listed:
             continue
         try:
             return _parse(text, kind)

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from selattn.errors import SelattnError
-from selattn.records import write_record
+from selattn.errors import SelattnError, shortened
 from selattn.train import folder
 from selattn.train.config import RunConfig
 from selattn.train.display import Display
 from selattn.train.launch import Finished, train
 from selattn.train.overrides import override
 from selattn.train.runs import find_run
+from selattn.utils.records import check_output, write_record
 
 SEEDS = (0, 1, 2)
 
@@ -62,7 +62,7 @@ def find_study(name: str) -> Study:
     if name not in STUDIES:
         near = difflib.get_close_matches(name, STUDIES, 1, 0.5)
         advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(STUDIES)}"
-        raise SelattnError(f"unknown study {name!r}; {advice}")
+        raise SelattnError(f"unknown study {shortened(name)!r}; {advice}")
     return STUDIES[name]
 
 
@@ -84,6 +84,7 @@ def carry_out(
         results: where the record goes.
         display: makes what is shown of a run, from its title.
     """
+    check_output(results / f"{name}.json")  # before the runs rather than after them
     finished = []
     for seed in study.seeds:
         for run_name in study.runs:
@@ -108,13 +109,15 @@ def collect(finished: Iterable[tuple[RunConfig, Finished]]) -> dict[str, Any]:
 def _one(run: RunConfig, done: Finished) -> dict[str, Any]:
     log = folder.read_log(done.folder / folder.LOG)
     training = [record for record in log if "loss" in record]
+    speeds = [record["wall"]["tokens_per_second"] for record in training]
     evaluations = [{"step": record["step"], **record["evaluation"]} for record in log if "evaluation" in record]
     return {
         "run": run.name,
         "seed": run.seed,
         "config": run.to_dict(),
         **{name: done.record[name] for name in ("parameters", "steps", "tokens", "seconds", "evaluation")},
-        "tokens_per_second": statistics.median(record["wall"]["tokens_per_second"] for record in training),
+        # None where no record was due: the run had fewer steps than log_every.
+        "tokens_per_second": statistics.median(speeds) if speeds else None,
         "training": [[record["step"], record["lm_loss"]] for record in training],
         "evaluations": evaluations,
     }

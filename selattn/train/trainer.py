@@ -22,13 +22,14 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from selattn.data.tokenizer import MODEL_FILE
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
-from selattn.train import folder
+from selattn.train import checkpoints, folder
 from selattn.train.config import RunConfig
 from selattn.train.course import Course
 from selattn.train.datasets import Data, Rows
 from selattn.train.display import Display
 from selattn.train.meter import Meter, fractions, real_tokens
 from selattn.train.order import Share, StepBatches
+from selattn.utils.folders import to_disk, write_json
 
 _AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
 
@@ -58,6 +59,7 @@ class SelectiveTrainer(Trainer):
         self.folder = Path(args.output_dir or ".")
         callbacks: list[TrainerCallback] = [_Keeper(self)]
         super().__init__(model=model, args=args, callbacks=callbacks, eval_dataset=dict(data.validation))
+        model.config.use_cache = True  # the Trainer switches it off, and it would be saved so
         self.remove_callback(_progress_of(self))
         self.course = Course(run, model.config)
         self.meter = Meter(model.config.num_hidden_layers, self.args.device)
@@ -69,7 +71,7 @@ class SelectiveTrainer(Trainer):
         self._begun = self._since = time.perf_counter()
         self._tokens_since = 0
         if start:
-            self._restore(folder.checkpoint_path(self.folder, start))
+            self._restore(checkpoints.checkpoint_path(self.folder, start))
 
     # ---- data ----
 
@@ -110,7 +112,8 @@ class SelectiveTrainer(Trainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """The model's own loss, memory term included; what it is made of goes to the meter."""
-        loss, outputs = super().compute_loss(model, {**inputs, **self.changed()}, True, num_items_in_batch)
+        given = {**inputs, **self.changed(), "use_cache": False}
+        loss, outputs = super().compute_loss(model, given, True, num_items_in_batch)
         with torch.no_grad():
             self.meter.add(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
@@ -137,7 +140,7 @@ class SelectiveTrainer(Trainer):
             },
         }
         self._since, self._tokens_since = now, tokens
-        self._publish(record, {name: record[name] for name in ("loss", "lm_loss", "memory_loss", "grad_norm")})
+        self._publish(record, _scalars(record))
         if not math.isfinite(values["loss"]):
             raise SelattnError(
                 f"the loss is {values['loss']} at step {self.state.global_step}: the run has diverged; "
@@ -146,8 +149,6 @@ class SelectiveTrainer(Trainer):
 
     def _publish(self, record: dict[str, Any], scalars: dict[str, float]) -> None:
         """To the log, to TensorBoard, and to the user."""
-        kept = record.get("kept") or []
-        scalars |= {f"kept/layer_{layer}": share for layer, share in enumerate(kept) if share is not None}
         if self.is_world_process_zero():
             folder.append_log(self.folder / folder.LOG, record)
             self.display.record(record)
@@ -244,7 +245,7 @@ class SelectiveTrainer(Trainer):
         }
 
     def _restore(self, checkpoint: Path) -> None:
-        progress = json.loads((checkpoint / folder.PROGRESS).read_text())
+        progress = json.loads((checkpoint / checkpoints.PROGRESS).read_text())
         self.meter.restore(progress["meter"], first=self.args.process_index == 0)
         self.logged_step, self.stopped = progress["logged_step"], progress["stopped"]
         self.seconds_before, self.last_evaluation = progress["seconds"], progress["evaluation"]
@@ -254,7 +255,7 @@ class SelectiveTrainer(Trainer):
         """In the middle of its course a model that is saved is what it is now."""
         if changed := self.course.at(step):
             config = json.loads((saved / "config.json").read_text())
-            folder.write_json(saved / "config.json", {**config, **changed})
+            write_json(saved / "config.json", {**config, **changed})
 
     def interrupt(self, *_: Any) -> None:
         """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once.
@@ -296,22 +297,35 @@ class _Keeper(TrainerCallback):
         return trainer.interrupted
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer, checkpoint = self.trainer, folder.checkpoint_path(self.trainer.folder, state.global_step)
+        trainer, checkpoint = self.trainer, checkpoints.checkpoint_path(self.trainer.folder, state.global_step)
         progress = trainer.progress()
         if state.is_world_process_zero:
-            (checkpoint / folder.PROGRESS).write_text(json.dumps(progress))
+            (checkpoint / checkpoints.PROGRESS).write_text(json.dumps(progress))
             trainer.note_changes(checkpoint, state.global_step)
             if trainer.data.tokenizer is not None:  # so that a checkpoint can be used as a model
                 (checkpoint / MODEL_FILE).write_bytes(trainer.data.tokenizer.model_bytes())
         trainer.accelerator.wait_for_everyone()  # every device has written its own state
         if state.is_world_process_zero:
-            folder.seal(checkpoint)
-            folder.delete_old(trainer.folder, trainer.run.checkpoints.keep)
+            if (log := trainer.folder / folder.LOG).exists():
+                to_disk(log)  # what was logged before a checkpoint is not logged again after it
+            checkpoints.seal(checkpoint)
+            checkpoints.delete_old(trainer.folder, trainer.run.checkpoints.keep)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.trainer.display.end()
+
+
+def _scalars(record: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a record of the training, each under a name of its own: layers, too."""
+    found: dict[str, float] = {}
+    for name, value in {**record, **record["wall"]}.items():
+        if isinstance(value, list):
+            found |= {f"{name}/layer_{layer}": part for layer, part in enumerate(value) if part is not None}
+        elif isinstance(value, int | float) and name not in ("step", "seconds"):
+            found[name] = value
+    return found
 
 
 def _progress_of(trainer: Trainer) -> Any:

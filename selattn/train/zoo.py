@@ -8,10 +8,9 @@ from pathlib import Path
 
 import torch
 
-from selattn.data.folders import make_folder
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
-from selattn.models.zoo import zoo_folder, zoo_models
+from selattn.models.zoo import SHIPPED, VARIABLE, zoo_folder, zoo_models
 from selattn.train import folder
 from selattn.train.config import Text
 from selattn.train.display import Display
@@ -19,6 +18,7 @@ from selattn.train.launch import train
 from selattn.train.overrides import override
 from selattn.train.runs import find_run
 from selattn.train.runs.zoo import RUNS
+from selattn.utils.folders import make_folder
 
 LIMIT = 40_000_000  # bytes that the whole zoo may take
 
@@ -26,6 +26,11 @@ LIMIT = 40_000_000  # bytes that the whole zoo may take
 def names() -> list[str]:
     """The models that the zoo is to have."""
     return [run.removeprefix("zoo-") for run in RUNS]
+
+
+def reads_text(name: str) -> bool:
+    """Whether a model of the zoo is a language model, which has a source."""
+    return isinstance(find_run(f"zoo-{name}").data, Text)
 
 
 def make_zoo(
@@ -43,6 +48,8 @@ def make_zoo(
     for name in wanted:
         if name in zoo_models():
             continue
+        if zoo_folder() == SHIPPED:
+            raise SelattnError(f"{SHIPPED} belongs to the installed package: set {VARIABLE} to a folder of your own")
         run = override(find_run(f"zoo-{name}"), settings)
         if source is not None and isinstance(run.data, Text):
             run = override(run, [f"data.source={source}"])
@@ -59,6 +66,7 @@ def export(model: Path, to: Path) -> None:
 
     def fill(part: Path) -> None:
         loaded = SelectiveForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
+        loaded.config.use_cache = True  # models trained by earlier versions have it off
         loaded.save_pretrained(part)
         for file in model.iterdir():
             if file.name == folder.RECORD or file.name.startswith("tokenizer"):

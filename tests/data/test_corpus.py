@@ -1,9 +1,24 @@
 """From a source to stores: made once, found again, made anew when something has changed."""
 
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+
 import pytest
 from transformers import AutoTokenizer
 
-from selattn.data import Reading, TokenStore, build_corpus, corpus, documents, store_for, tokenizer_for
+from selattn.data import (
+    Reading,
+    TokenStore,
+    build_corpus,
+    build_store,
+    corpus,
+    documents,
+    store_for,
+    tokenizer_for,
+)
+from selattn.data.text import identity
 from selattn.errors import SelattnError
 
 
@@ -54,11 +69,54 @@ def test_a_store_is_built_once_for_each_setting(source, tokenizer, reads):
     assert first.meta["documents"] + others[0].meta["documents"] == others[-1].meta["documents"] + len(others[0]) - 1
 
 
+def test_a_store_is_found_under_every_spelling(source, tokenizer, reads, monkeypatch):
+    monkeypatch.chdir(source.parent)
+    first = store_for(source.name, tokenizer)
+    count = len(reads)
+    for spelling in (f"./{source.name}", source, f"../{source.parent.name}/{source.name}"):
+        assert store_for(spelling, tokenizer).path == first.path
+        assert tokenizer_for(spelling, 400).path == tokenizer_for(source, 400).path
+    assert first.name == f"{source} (train)"
+    reads_of_the_tokenizer = len(list(documents(source)))
+    assert len(reads) == count + reads_of_the_tokenizer
+
+
+def test_stores_from_before_are_found_unless_they_held_copies(source, tokenizer, tmp_path):
+    """The key of a training store is what it was; a validation store of ours has another, those of others have not."""
+    for text, split, same in ((source, "train", True), (source, "validation", False), ("c4", "validation", True)):
+        parts = [identity(text), dataclasses.asdict(Reading()), split, tokenizer.fingerprint, True, 1]
+        key = hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).hexdigest()
+        path = tmp_path / "cache" / "stores" / f"{Path(text).name}-{split}-{key}"
+        build_store(path, ["from before"], tokenizer, "spelled in some way")
+        if same:
+            assert [tokenizer.decode(document) for document in store_for(text, tokenizer, split)] == ["from before"]
+        else:
+            assert store_for(text, tokenizer, split).path != path
+
+
+def test_a_name_that_a_file_can_have_can_be_stored(tmp_path, tokenizer, topics):
+    path = tmp_path / f"{'n' * 250}.txt"
+    path.write_text("\n".join(topics))
+    assert len(store_for(path, tokenizer)) > 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"no model"])
+def test_a_damaged_tokenizer_of_the_cache_says_what_to_do(source, damage):
+    made = tokenizer_for(source, 400)
+    made.path.write_bytes(damage)
+    with pytest.raises(SelattnError, match=r"is damaged: .*; delete that folder, and it is trained again") as error:
+        tokenizer_for(source, 400)
+    assert str(made.path.parent) in str(error.value)
+
+
 def test_splits_do_not_overlap(source, tokenizer):
     reading = Reading(validation=0.3)
     stores = [store_for(source, tokenizer, split, reading) for split in ("train", "validation")]
-    texts = [tokenizer.decode(document) for store in stores for document in store]
-    assert sorted(texts) == sorted(documents(source, "train", Reading(validation=0.0)))
+    train, validation = ([tokenizer.decode(document) for document in store] for store in stores)
+    everything = list(documents(source, "train", Reading(validation=0.0)))
+    assert len(train) + len(validation) < len(everything)  # some documents occur more than once
+    assert {*train, *validation} == set(everything)
+    assert not {*train} & {*validation}
 
 
 def test_a_folder_of_one_s_own(source, tokenizer, tmp_path):

@@ -1,15 +1,20 @@
 """The same tokenizer as transformers sees it."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, pipeline
 
+from selattn.cli.main import main
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
+from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.models.tokenizer import load_tokenizer
 
 SPECIAL = st.sampled_from(["<s>", "</s>", "<pad>", "<unk>", "<0x41>"])
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | SPECIAL).map("".join)
@@ -17,7 +22,7 @@ TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | SPECIAL).ma
 
 @pytest.fixture(scope="module")
 def fast(tokenizer, tmp_path_factory):
-    """As a user gets it: saved beside a model, and loaded with nothing of ours."""
+    """As a user gets it: saved beside a model, and loaded by name."""
     folder = tmp_path_factory.mktemp("model")
     tokenizer.save_pretrained(folder)
     assert Tokenizer(folder).fingerprint == tokenizer.fingerprint
@@ -45,6 +50,50 @@ def test_real_text(fast, tokenizer, topics):
         for line in text.split("\n"):
             if not re.search(r"(.)\1\1", line):  # a run can be split in ways that are equally good
                 assert fast(line, add_special_tokens=False).input_ids == tokenizer.encode(line)
+
+
+@given(text=st.text(st.sampled_from("ab cdé.\n")), data=st.data())
+def test_parts_of_a_text_are_the_text(fast, text, data):
+    """Who decodes a continuation alone, as a pipeline does, gets the blank that stands before it.
+
+    Of <BOS> alone nothing can be a continuation: the first word behind it has its blank when it is decoded alone.
+    """
+    ids = fast(text).input_ids
+    byte = [bool(re.fullmatch(r"<0x..>", token)) for token in fast.convert_ids_to_tokens(ids)]
+    cut = data.draw(st.sampled_from([n for n in range(2, len(ids) + 1) if not any(byte[n - 1 : n + 1])] or [len(ids)]))
+    parts = [fast.decode(part, skip_special_tokens=True) for part in (ids[:cut], ids[cut:])]
+    assert "".join(parts) == text
+    assert fast.decode([fast.pad_token_id] * 2 + ids + [fast.pad_token_id], skip_special_tokens=True) == text
+    assert fast.decode([ids, ids], skip_special_tokens=True) == [text] * 2
+
+
+def test_a_pipeline_keeps_the_blank_before_the_continuation(fast, tmp_path):
+    config = SelectiveConfig.from_d(1, vocab_size=len(fast), eos_token_id=1, pad_token_id=0)
+    SelectiveForCausalLM(config).save_pretrained(tmp_path)
+    fast.save_pretrained(tmp_path)
+    words = [number for piece, number in fast.get_vocab().items() if re.fullmatch("▁[a-z]+", piece)]
+    generator = pipeline("text-generation", model=str(tmp_path), device="cpu")
+    settings = {"max_new_tokens": 3, "do_sample": False, "prefix_allowed_tokens_fn": lambda *_: words}
+    whole, new = (generator("It was", return_full_text=full, **settings)[0]["generated_text"] for full in (True, False))
+    assert whole == "It was" + new
+    assert re.fullmatch("( [a-z]+){3}", new)
+
+
+WITHOUT = """
+import sys
+from transformers import AutoTokenizer
+fast = AutoTokenizer.from_pretrained(sys.argv[1])
+assert "selattn" not in sys.modules
+print(fast("some text").input_ids, fast.decode(fast("some text").input_ids, skip_special_tokens=True), sep="|")
+"""
+
+
+def test_it_is_read_without_selattn(fast, tmp_path):
+    fast.save_pretrained(tmp_path)
+    command = [sys.executable, "-W", "error", "-c", WITHOUT, str(tmp_path)]
+    ids, text = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip("\n").split("|")
+    assert ids == str(fast("some text").input_ids)
+    assert text.lstrip(" ") == "some text"
 
 
 def test_special_tokens(fast, tokenizer):
@@ -88,3 +137,35 @@ def test_a_bpe_model(topics, tmp_path, settings):
 def test_other_models_cannot_be_converted(topics, tmp_path):
     with pytest.raises(SelattnError, match="is neither unigram nor BPE"):
         train(topics, tmp_path / "a.model", model_type="char", hard_vocab_limit=False).to_transformers()
+
+
+@pytest.fixture
+def model(tmp_path):
+    SelectiveForCausalLM(SelectiveConfig.from_d(1, vocab_size=500)).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+BAD_TOKENIZERS = {
+    "cut": lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:1000]),
+    "empty": lambda folder: (folder / "tokenizer.json").write_text(""),
+    "no JSON": lambda folder: (folder / "tokenizer_config.json").write_text("{"),
+    "another": lambda folder: (folder / "tokenizer.json").write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("spoil", BAD_TOKENIZERS.values(), ids=BAD_TOKENIZERS)
+def test_a_tokenizer_that_cannot_be_read(model, spoil, tokenizer, capsys):
+    tokenizer.save_pretrained(model)
+    spoil(model)
+    with pytest.raises(SelattnError, match=r"cannot read the tokenizer in .*model: ") as error:
+        load_tokenizer(model, 500)
+    assert "\n" not in str(error.value)
+    assert main(["generate", str(model), "--prompt", "x"]) == 2
+    assert "cannot read the tokenizer" in capsys.readouterr().err
+
+
+def test_a_tokenizer_of_another_model(model, tokenizer):
+    tokenizer.save_pretrained(model)
+    assert len(load_tokenizer(model, 500)) == 500
+    with pytest.raises(SelattnError, match=re.escape("has 500 tokens, and its model knows 11")):
+        load_tokenizer(model, 11)

@@ -148,3 +148,10 @@ def test_names_that_tell_no_split(tmp_path, names):
 def test_some_names_that_tell_a_split_are_not_enough(tmp_path):
     with pytest.raises(SelattnError, match=r"named for a split and others, such as more.txt"):
         named_splits(tmp_path, [tmp_path / name for name in ("train.txt", "valid.txt", "more.txt")])
+
+
+@pytest.mark.parametrize("half", ["\\ud83d", "\\udc00 and more"])
+def test_half_a_character_in_json_is_named(tmp_path, half):
+    path = write(tmp_path / "a.jsonl", '{"text": "\\ud83d\\ude00 is whole"}\n{"text": "' + half + '"}\n')
+    with pytest.raises(SelattnError, match=r"a.jsonl, line 2: column 'text' holds half a surrogate pair"):
+        read(path)

@@ -155,9 +155,48 @@ def test_what_is_no_store(tmp_path, small):
     file.write_text(json.dumps({**small.meta, "version": 99}))
     with pytest.raises(SelattnError, match="is not a token store of version 1"):
         TokenStore(small.path)
-    file.write_text("{")
-    with pytest.raises(SelattnError, match=r"cannot read .*meta.json"):
+    file.unlink()
+    file.mkdir()
+    with pytest.raises(SelattnError, match=r"cannot read .*meta.json: Is a directory"):
         TokenStore(small.path)
+
+
+@given(data=st.data())
+def test_a_cut_or_changed_meta_json_says_what_to_do(tmp_path_factory, data):
+    made = build_store(tmp_path_factory.mktemp("store") / "s", ["one", "two"], BytesTokenizer())
+    file = made.path / "meta.json"
+    whole = file.read_bytes()
+    cut = data.draw(st.integers(0, len(whole) - 3), label="cut")
+    key = data.draw(st.sampled_from([name for name in made.meta if name != "version"]), label="key")
+    without = {name: value for name, value in made.meta.items() if name != key}
+    for damaged in (whole[:cut], json.dumps(without).encode(), b"[1]", b"3", b"\xff\xfe"):
+        file.write_bytes(damaged)
+        with pytest.raises(SelattnError, match=r"is damaged: meta.json .*; delete the folder and build it again"):
+            TokenStore(made.path)
+
+
+@pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin"])
+@pytest.mark.parametrize("garbage", ["zeros", "ones", "random"])
+def test_garbage_of_the_right_size_is_no_store(tmp_path, name, garbage):
+    texts = [f"document {i}" for i in range(50)]
+    made = build_store(tmp_path / "store", texts, BytesTokenizer())
+    size = (made.path / name).stat().st_size
+    draw = np.random.default_rng(0)
+    found = {"zeros": bytes(size), "ones": b"\xff" * size, "random": draw.bytes(size)}[garbage]
+    (made.path / name).write_bytes(found)
+    with pytest.raises(SelattnError, match=r"is damaged: (tokens|offsets).bin .*; delete the folder and build it"):
+        TokenStore(made.path)
+
+
+def test_a_small_store_that_is_found_is_read_whole(small, monkeypatch):
+    """A bit in the middle of a document; a large store would take too long, and is looked at in a few places."""
+    raw = bytearray((small.path / "tokens.bin").read_bytes())
+    raw[4] ^= 1
+    (small.path / "tokens.bin").write_bytes(raw)
+    with pytest.raises(SelattnError, match=r"is damaged: tokens.bin has changed since it was written"):
+        build_store(small.path, [], BytesTokenizer(), "a test")
+    monkeypatch.setattr(store, "_QUICK", 0)
+    assert len(build_store(small.path, [], BytesTokenizer(), "a test")) == 3
 
 
 def test_outside_of_the_store(small):

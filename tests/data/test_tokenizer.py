@@ -1,6 +1,15 @@
 """SentencePiece models: lossless, deterministic, and clear about what cannot be."""
 
+import io
+import os
 import pickle
+import random
+import signal
+import string
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import sentencepiece
@@ -8,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selattn.data import Tokenizer
+from selattn.data import tokenizer as tokenizer_module
 from selattn.data.tokenizer import train_model
 from selattn.errors import SelattnError
 
@@ -32,6 +42,60 @@ def test_special_tokens_have_no_text(tokenizer):
 
 def test_training_is_deterministic(topics):
     assert train_model(topics[:4], 350) == train_model(iter(topics[:4]), 350)
+
+
+def test_the_pieces_are_those_of_a_training_in_this_process(topics):
+    """Where it is trained must not matter: models that exist depend on the ids."""
+    model = io.BytesIO()
+    lines = [line for text in topics[:4] for line in text.split("\n") if line]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=model, vocab_size=350, **tokenizer_module._SETTINGS
+    )
+    assert train_model(topics[:4], 350) == model.getvalue()
+
+
+CHILD = """
+import sys
+from selattn.data import tokenizer_for
+print("begun", flush=True)
+tokenizer_for(sys.argv[1], 4000)
+"""
+
+
+def test_ctrl_c_is_heard_at_once_and_leaves_nothing(tmp_path):
+    """In the middle of SentencePiece, with a text on which it would work for a long time."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices(string.ascii_lowercase, k=draw.randint(3, 12))) for _ in range(60_000)]
+    (tmp_path / "text.txt").write_text("\n\n".join(" ".join(draw.choices(words, k=200)) for _ in range(3000)))
+    environment = {**os.environ, "SELATTN_CACHE": str(tmp_path / "cache")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, tmp_path / "text.txt"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout.readline() == "begun\n"
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while not (child := children.read_text().split()):
+        time.sleep(0.01)
+    while float(Path(f"/proc/{child[0]}/stat").read_text().split()[13]) < 50:  # hundredths of a second of work
+        time.sleep(0.01)
+    begun = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    error = process.communicate(timeout=60)[1]
+    assert time.monotonic() - begun < 10  # it would have taken half a minute
+    assert error.strip().endswith("KeyboardInterrupt")
+    assert not Path(f"/proc/{child[0]}").exists()
+    assert [path.name for path in (tmp_path / "cache").rglob("*")] == ["tokenizers"]
+
+
+def test_a_trainer_that_dies_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "program.py").write_text("import sys\nsys.stderr.write('a\\nno memory\\n')\nsys.exit(9)\n")
+    monkeypatch.setattr(tokenizer_module.pieces, "__file__", str(tmp_path / "program.py"))
+    with pytest.raises(SelattnError, match="SentencePiece ended with code 9 while it trained: no memory"):
+        train_model(["some text"], 300)
 
 
 def test_training_stops_after_enough_characters(topics):
@@ -101,6 +165,9 @@ def test_what_is_no_tokenizer(tmp_path):
         Tokenizer(tmp_path / "nothing.model")
     with pytest.raises(SelattnError, match=r"cannot read the tokenizer .*tokenizer.model: No such file"):
         Tokenizer(tmp_path)
+    with pytest.raises(SelattnError, match=r"\(5,\d+ characters\): File name too long") as error:
+        Tokenizer(tmp_path / ("x" * 5000))
+    assert len(str(error.value)) < 300
     (tmp_path / "a.model").write_text("not one")
     with pytest.raises(SelattnError, match=r"a.model is not a SentencePiece model"):
         Tokenizer(tmp_path / "a.model")

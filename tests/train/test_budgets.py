@@ -154,6 +154,9 @@ def test_what_cannot_shrink_is_one_line(tmp_path):
             model=MODEL | {"cache_budgets": [6, 5]}, shrink=Shrink(3, first=(9, 9, 9))
         ),
         "2 layers": short(model=MODEL | {"cache_budgets": [6, 5, 4]}),
+        "shrink.first has no effect without shrink.steps": short(
+            model=MODEL | {"cache_budgets": [6, 5]}, shrink=Shrink(first=8)
+        ),
     }
     for message, run in wrong.items():
         with pytest.raises(SelattnError, match=message):

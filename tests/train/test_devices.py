@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
-from selattn.train import folder, train
+from selattn.train import checkpoints, train
 from selattn.train.config import Batch, Machine
 from selattn.train.order import Share, StepBatches
 from tests.train.tiny import log, tiny, weights
@@ -99,7 +99,7 @@ def test_one_process_goes_on_where_two_have_stopped(one, two, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(two, path)
     shutil.rmtree(path / "model")
-    folder.delete(path / "checkpoint-12")
+    checkpoints.delete(path / "checkpoint-12")
     train(run(), path, resume=True)
     close(one, path)
 

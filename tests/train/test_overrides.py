@@ -7,6 +7,7 @@ import pytest
 from selattn.data import VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
+from selattn.train.describe import descriptions
 from selattn.train.model import model_config
 from selattn.train.overrides import fields, override
 from selattn.train.runs import find_run
@@ -73,7 +74,25 @@ def test_a_field_of_the_model_is_set(assignment, value):
         ("machine.compile=maybe", "machine.compile must be true or false, not 'maybe'"),
         ("batch.micro=x", "batch.micro must be a whole number or none, not 'x'"),
         ("schedule.steps=0", "schedule.steps must be at least 1, not 0"),
-        ("optimiser.lr=nan", "optimiser.lr must be at least 0, not nan"),
+        ("optimiser.lr=nan", "optimiser.lr must be a finite number, not nan"),
+        ("optimiser.lr=inf", "optimiser.lr must be a finite number, not inf"),
+        ("optimiser.lr=1e999", "optimiser.lr must be a finite number, not inf"),
+        ("optimiser.clip=inf", "optimiser.clip must be a finite number, not inf"),
+        ("schedule.steps=" + "9" * 30, "schedule.steps must be at most 1,000,000,000,000,000, not 999"),
+        ("schedule.steps=" + "9" * 5000, r"schedule.steps must be a whole number, not '9+.*\(5,000 characters\)'"),
+        ("batch.workers=100000", "batch.workers must be at most 1024 processes"),
+        ("q" * 5000 + "=1", r"unknown field 'q+.*\(5,000 characters\)'; see"),
+        ("start.model=", "start.model must be a text or none, not ''"),
+        ("model.cache_budgets=[4", r"model.cache_budgets must be a whole number or a list .* or none, not '\[4'"),
+        ("model.cache_budgets=4]", r"model.cache_budgets must be .*, not '4\]'"),
+        ("model.cache_budgets=[4,5", r"model.cache_budgets must be .*, not '\[4,5'"),
+        ("model.cache_budgets=4,5]", r"model.cache_budgets must be .*, not '4,5\]'"),
+        ("model.cache_budgets=[4,]", r"model.cache_budgets must be .*, not '\[4,\]'"),
+        ("model.cache_budgets=[]", r"model.cache_budgets must be .*, not '\[\]'"),
+        ("model.cache_budgets=[[4]]", r"model.cache_budgets must be .*, not '\[\[4\]\]'"),
+        ("model.attention=[standard", r"model.attention must be .*, not '\[standard'"),
+        ("model.attention=standard]", r"model.attention must be .*, not 'standard\]'"),
+        ("model.attention=standard,,selective", r"model.attention must be .*, not 'standard,,selective'"),
         ("optimiser.beta2=1", r"optimiser.beta2 must be in \[0, 1\), not 1.0"),
         ("evaluation.target=2", r"evaluation.target must be in \(0, 1\], not 2.0"),
         ("seed=5000000000", "seed must be below 2"),
@@ -83,6 +102,12 @@ def test_what_does_not_fit_gets_one_clear_line(assignment, message):
     with pytest.raises(SelattnError, match=message) as error:
         override(tiny(), [assignment])
     assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_brackets_of_a_text_are_its_own():
+    run = override(find_run("text-small-standard"), ["data.separator=[SEP]", "data.source=my [new] text.txt"])
+    assert (run.data.separator, run.data.source) == ("[SEP]", "my [new] text.txt")
 
 
 def test_nothing_of_a_run_can_be_changed():
@@ -137,3 +162,15 @@ def test_the_dictionary_tells_runs_apart():
     assert run.to_dict() == tiny().to_dict()
     assert run.to_dict() != override(run, ["data.values=7"]).to_dict()
     assert run.to_dict()["data"]["kind"] == VariableAssignment.name
+
+
+@pytest.mark.parametrize(
+    "name", ["text-small-memory", "copy-standard", "parity-standard", "variable-assignment-standard"]
+)
+def test_every_field_is_described_where_it_is_defined(name):
+    run = find_run(name)
+    about = descriptions(run)
+    assert set(fields(run)) <= set(about)
+    assert all(len(text) > 5 and "\n" not in text for text in about.values())
+    assert about["optimiser.lr"] == "the peak of the learning rate."
+    assert about["shrink.first"].endswith("None is the context size: nothing leaves.")  # two lines of the docstring

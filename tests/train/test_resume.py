@@ -9,7 +9,7 @@ import time
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.train import folder, train
+from selattn.train import checkpoints, folder, train
 from selattn.train.display import Display
 from selattn.train.trainer import SelectiveTrainer
 from tests.train.killed import FORK, go
@@ -25,6 +25,13 @@ class Interrupt(Display):
     def step(self, step):
         if step == self.at - 1:
             signal.raise_signal(signal.SIGINT)
+
+
+def begun(path):
+    """A folder in which the tiny run has begun, and the claim on it."""
+    claim = folder.Claim(path)
+    folder.begin(path, tiny().to_dict(), folder.Plan(), claim)
+    return claim
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +60,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resuming_ends_in_the_same_place(uninterr
     path = tmp_path / "run"
     finished = train(tiny(), path, display=Interrupt(at + 1))
     assert finished.interrupted
-    assert finished.step == folder.newest(path) == at
+    assert finished.step == checkpoints.newest(path) == at
     assert not folder.finished(path)
     assert not train(tiny(), path, resume=True).interrupted
     same_run(uninterrupted, path)
@@ -85,15 +92,15 @@ def test_what_was_logged_after_the_checkpoint_is_cut_off(uninterrupted, tmp_path
 def test_a_half_written_checkpoint_is_never_loaded(uninterrupted, tmp_path, damage):
     path = tmp_path / "run"
     train(tiny(), path, display=Interrupt(11))
-    assert folder.newest(path) == 10
+    assert checkpoints.newest(path) == 10
     half = path / "checkpoint-10"
     if damage == "no seal":
-        (half / folder.WHOLE).unlink()
+        (half / checkpoints.WHOLE).unlink()
     elif damage == "cut short":
         os.truncate(half / "model.safetensors", 100)
     else:
         (half / "optimizer.pt").unlink()
-    assert folder.newest(path) == 8
+    assert checkpoints.newest(path) == 8
     train(tiny(), path, resume=True)
     same_run(uninterrupted, path)
 
@@ -102,25 +109,25 @@ def test_the_first_thing_to_go_of_a_checkpoint_is_its_seal(tmp_path, monkeypatch
     checkpoint = tmp_path / "checkpoint-1"
     checkpoint.mkdir()
     (checkpoint / "a").write_text("a")
-    folder.seal(checkpoint)
-    assert folder.is_whole(checkpoint)
+    checkpoints.seal(checkpoint)
+    assert checkpoints.is_whole(checkpoint)
 
     def killed(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(folder.shutil, "rmtree", killed)
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        folder.delete(checkpoint)
-    assert not folder.is_whole(checkpoint)
+        checkpoints.delete(checkpoint)
+    assert not checkpoints.is_whole(checkpoint)
 
 
 def test_old_checkpoints_go(uninterrupted):
-    assert list(folder.checkpoints(uninterrupted)) == [8, 12]
+    assert list(checkpoints.checkpoints(uninterrupted)) == [8, 12]
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(uninterrupted, tmp_path):
     path = tmp_path / "run"
-    os.close(folder.begin(path, tiny().to_dict(), overwrite=False)[1])
+    begun(path).close()
     (path / folder.LOG).write_text('{"step": 3, "loss": 9.0}\n')
     train(tiny(), path, resume=True)
     same_run(uninterrupted, path)
@@ -146,15 +153,28 @@ def test_a_folder_with_a_run_is_not_overwritten_by_accident(uninterrupted):
         train(tiny(), uninterrupted)
 
 
-@pytest.mark.parametrize("how", ["resume", "overwrite"])
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
 def test_two_processes_do_not_train_in_one_folder(tmp_path, how):
+    """And the second one is told so, whatever it was asked to do; not to resume, which it could not."""
     path = tmp_path / "run"
-    lock = folder.begin(path, tiny().to_dict(), overwrite=False)[1]
+    claim = begun(path)
     with pytest.raises(SelattnError, match="another process is training in"):
-        train(tiny(), path, **{how: True})
+        train(tiny(), path, **how)
     assert [file.name for file in path.iterdir()] == [folder.CONFIG]
-    os.close(lock)
-    assert train(tiny(), path, **{how: True}).step == 12
+    claim.close()
+    if how:
+        assert train(tiny(), path, **how).step == 12
+
+
+def test_two_processes_that_begin_at_once_do_not_overwrite_each_other(tmp_path):
+    """The second one looked when there was no folder yet, and comes when the first has ended."""
+    path = tmp_path / "run"
+    plan, claim = folder.check(path, {}, {}, resume=True, overwrite=False), folder.Claim(path)
+    train(tiny(), path)
+    with pytest.raises(SelattnError, match="another process has begun a run in"):
+        folder.begin(path, {}, plan, claim)
+    claim.close()
+    assert folder.finished(path)
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path):

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
-from selattn.train import folder, train
+from selattn.train import checkpoints, folder, train
 from selattn.train.config import Batch, Evaluation, Machine, Optimiser, Schedule, Start, Text
 from selattn.train.datasets import prepare
 from tests.train.tiny import MODEL, log, same_run, tiny, weights
@@ -88,6 +88,12 @@ def test_tensorboard_has_the_same(plain):
     scalars = [event.value for event in events.Scalars("train/loss")]
     assert scalars == pytest.approx([record["loss"] for record in log(plain) if "loss" in record])
     assert {"train/kept/layer_0", "train/kept/layer_1", "eval/validation_accuracy"} <= set(events.Tags()["scalars"])
+    for name in ("learning_rate", "tokens", "lm_loss", "memory_loss", "grad_norm"):
+        seen = [(event.step, event.value) for event in events.Scalars(f"train/{name}")]
+        records = [record for record in log(plain) if "loss" in record]
+        assert [step for step, _ in seen] == [record["step"] for record in records]
+        assert [value for _, value in seen] == pytest.approx([record[name] for record in records])
+    assert all(event.value > 0 for event in events.Scalars("train/tokens_per_second"))
 
 
 def test_the_record_says_how_the_model_came_about(plain):
@@ -112,6 +118,7 @@ def test_the_model_can_be_loaded_and_gives_the_recorded_loss(plain):
         assert found["loss"] == pytest.approx(outputs.lm_loss.item(), rel=1e-5)
         assert found["accuracy"] == pytest.approx(data.task.accuracy(outputs.logits, batch["labels"]))
         assert found["kept"] == pytest.approx(outputs.kept.tolist(), rel=1e-5)
+        assert model(**batch).past_key_values is not None  # what is saved goes on, like any model
 
 
 @pytest.mark.parametrize("changes", [{"batch": Batch(size=8)}, {"batch": Batch(size=8, micro=2)}])
@@ -165,7 +172,7 @@ def test_the_target_ends_the_run(tmp_path):
     finished = train(run, tmp_path / "run")
     assert finished.record["evaluation"]["validation"]["accuracy"] > 0
     assert finished.step < 60
-    assert folder.newest(tmp_path / "run") == finished.step
+    assert checkpoints.newest(tmp_path / "run") == finished.step
     folder.shutil.rmtree(tmp_path / "run" / "model")
     assert train(run, tmp_path / "run", resume=True).step == finished.step
 
@@ -228,17 +235,40 @@ def test_what_a_fine_tuned_model_has_to_fit(standard, tmp_path):
     start = Start(str(standard))
     wrong = {
         "the data has 108 tokens and the model's vocabulary 8": dataclasses.replace(short().data, values=105),
-        "rows have 13 tokens and the model has 9 positions": dataclasses.replace(short().data, assignments=5),
+        "rows have 13 tokens and the model has 9 positions: fine-tuning cannot change that": dataclasses.replace(
+            short().data, assignments=5
+        ),
     }
     for message, data in wrong.items():
         with pytest.raises(SelattnError, match=message):
             train(short(model={}, start=start, data=data), tmp_path / "run", overwrite=True)
     with pytest.raises(SelattnError, match=r"start\.ramp has nothing to raise"):
         train(short(model={}, start=Start(str(standard), ramp=2)), tmp_path / "run", overwrite=True)
+    with pytest.raises(SelattnError, match=r"start\.ramp has nothing to ramp from: set start\.model"):
+        train(short(start=Start(ramp=2)), tmp_path / "run", overwrite=True)
     with pytest.raises(SelattnError, match=r"model\.hidden_size is 16 in .* and 32 in the run"):
         train(short(model={"hidden_size": 32}, start=start), tmp_path / "run", overwrite=True)
     with pytest.raises(SelattnError, match="there is no model nowhere"):
         train(short(model={}, start=Start("nowhere")), tmp_path / "run", overwrite=True)
+
+
+def test_a_model_that_selects_has_nothing_to_ramp_from(plain, standard, tmp_path):
+    """Unless a layer of it is to begin to select."""
+    with pytest.raises(SelattnError, match=r"nothing to ramp from: the layers of .* that are to select do so already"):
+        train(short(model={}, start=Start(str(plain), ramp=2)), tmp_path / "run")
+    half = {"attention": ["selective", "standard"]}
+    train(short(model=half, start=Start(str(standard), ramp=2)), tmp_path / "half")
+    train(short(model={"attention": "selective"}, start=Start(str(tmp_path / "half"), ramp=2)), tmp_path / "run")
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_rows_are_not_longer_than_what_a_model_was_made_for(tmp_path, positions):
+    """Also where positions could go on: nothing of the model has ever seen them."""
+    train(short(model=MODEL | {"positions": positions}), tmp_path / "run")
+    longer = dataclasses.replace(short().data, assignments=4)
+    with pytest.raises(SelattnError, match="rows have 11 tokens and the model has 9 positions"):
+        train(short(model={}, start=Start(str(tmp_path / "run")), data=longer), tmp_path / "longer")
+    assert not (tmp_path / "longer").exists()
 
 
 # ---- text ----
@@ -277,6 +307,17 @@ def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):
     data = dataclasses.replace(data, tokenizer=str(tmp_path / "run" / "model" / "tokenizer.model"), vocabulary=8000)
     with pytest.raises(SelattnError, match=r"has 300 tokens and data\.vocabulary is 8000: set data\.vocabulary=300"):
         train(short(data=data), tmp_path / "other")
+
+
+def test_a_context_beyond_the_model_s_is_named(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    data = Text(source=str(text), vocabulary=300, context=16, validation=0.1)
+    train(short(data=data), tmp_path / "run")
+    tuned = short(model={}, start=Start(str(tmp_path / "run")), data=dataclasses.replace(data, context=17))
+    with pytest.raises(
+        SelattnError, match=r"rows have 17 tokens and the model has 16 positions: .*set data.context=16"
+    ):
+        train(tuned, tmp_path / "tuned")
 
 
 def test_a_corpus_smaller_than_a_row_is_one_line(text, tmp_path, monkeypatch):

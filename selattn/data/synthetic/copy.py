@@ -50,6 +50,11 @@ class Copy(Task):
         return (*_SPECIAL, *list(letters)[: self.symbols])
 
     @property
+    def vocab_size(self) -> int:
+        """V, without naming all tokens."""
+        return len(_SPECIAL) + self.symbols
+
+    @property
     def context(self) -> int:
         """The paper's 3 + 2 L_max."""
         return 3 + 2 * self.longest

@@ -21,7 +21,11 @@ from selattn.data.synthetic.task import IGNORE, Task, at_least
 
 @dataclass(frozen=True)
 class Parity(Task):
-    """Args: bits, the number of bits; the paper does not give one."""
+    """Random bits and their parities in turn.
+
+    Args:
+        bits: how many there are in a row; the paper does not give a number.
+    """
 
     name: ClassVar[str] = "parity"
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 from selattn.train.config import RunConfig
 from selattn.train.runs import paper, synthetic, text, zoo
 
@@ -33,5 +33,5 @@ def find_run(name: str) -> RunConfig:
     if name not in RUNS:
         near = difflib.get_close_matches(name, RUNS, 1, 0.5)
         advice = f"did you mean {near[0]!r}?" if near else "see 'selattn train --list'"
-        raise SelattnError(f"unknown run {name!r}; {advice}")
+        raise SelattnError(f"unknown run {shortened(name)!r}; {advice}")
     return RUNS[name]()
