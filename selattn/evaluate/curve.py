@@ -17,13 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from selattn.cache import Budgets, make_policy
-from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluate.batches import Batch
 from selattn.evaluate.kv_size import KVSize, kv_size
 from selattn.evaluate.losses import log_perplexity
 from selattn.evaluate.team import Team
+from selattn.eviction import Budgets, import_policy
+from selattn.eviction.budgets import SMALLEST
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.zoo import find_model
 
@@ -55,12 +55,16 @@ class Curve:
         """From the command line; NAME=... in front gives a name of one's own."""
         label, equals, rest = text.partition("=")
         name, text = (label, rest) if equals else (text, text)
+        if not name:
+            raise SelattnError(f"={text} gives a curve no name: write NAME={text}, or {text} alone")
         model, at, how = text.rpartition("@")
         if not at:
             return cls(name, text, find_model(text))
         what, _, policy = how.partition(":") if how.startswith(SIZES) else (how, "", "")
-        if policy:
-            make_policy(policy)
+        if how == f"{SIZES}:":
+            raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
+        if policy and not import_policy(policy).evicts:
+            raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
         if what == SIZES:
             return cls(name, model, find_model(model), policy or None, sizes=True)
         path = Path(what).expanduser()

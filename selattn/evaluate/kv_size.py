@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selattn.cache import Budgets, make_policy
+from selattn.eviction import Budgets, import_policy
 from selattn.models import SelectiveConfig
 from selattn.models.kinds import AttentionKind
 from selattn.ops.patterns import pattern_visible
@@ -50,7 +50,7 @@ def kv_size(config: SelectiveConfig, context: int, budgets: Budgets | None = Non
     budgets = budgets or config.budgets
     layers = config.num_hidden_layers
     limits: list[int] = [context] * layers
-    if budgets is not None and make_policy(policy or config.cache_policy).evicts:
+    if budgets is not None and import_policy(policy or config.cache_policy).evicts:
         limits = [min(k, context) for k in budgets.for_layers(layers)]
     kinds = {kind: _unlimited(kind, context, config.num_attention_heads) for kind in config.kinds}
     sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(config.kinds, limits, strict=True)]

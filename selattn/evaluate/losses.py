@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from selattn.cache import Budgets
 from selattn.errors import SelattnError
 from selattn.evaluate.batches import Batch
 from selattn.evaluate.team import Team
+from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models import SelectiveForCausalLM
 
 
@@ -32,7 +32,7 @@ def log_perplexity(
     model: SelectiveForCausalLM,
     batches: Sequence[Batch],
     budgets: Budgets | None = None,
-    policy: str | None = None,
+    policy: str | Policy | None = None,
     team: Team | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> float:
@@ -57,7 +57,7 @@ def log_perplexity(
                 position_ids=here.position_ids,
                 use_cache=False,
                 cache_budgets=budgets,
-                cache_policy=policy,
+                cache_policy=import_policy(policy) if isinstance(policy, str) else policy,
             ).last_hidden_state
             sums.append(head_loss(model, states, here))
             if tick is not None:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selattn.data.folders import alone_with
-from selattn.data.lines import append_line, drop_half_a_line, whole_lines
 from selattn.errors import SelattnError
 from selattn.evaluate.team import Team
-from selattn.records import machine, versions
+from selattn.utils.folders import alone_with, folders_for
+from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
+from selattn.utils.records import machine, versions
 
 Key = dict[str, Any]
 _T = TypeVar("_T")
@@ -95,18 +95,15 @@ def open_parts(record: Path | None, team: Team) -> Iterator[Parts]:
 def _claimed(file: Path, record: Path) -> Iterator[None]:
     """The file, made if need be; an empty one is not left behind."""
     refusal = f"another process is measuring for {record}: wait for it, or choose another --record"
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
-    except OSError as error:
-        raise SelattnError(f"cannot write {record}: {error.strerror}") from None
-    with alone_with(file, refusal):
+    with folders_for(file.parent), alone_with(file, refusal, make=True) as ours:
         try:
             drop_half_a_line(file)
             yield
         finally:
-            if file.exists() and not file.stat().st_size:
-                file.unlink()
+            if ours():
+                drop_half_a_line(file)  # of a disk that was full
+                if not file.stat().st_size:
+                    file.unlink()
 
 
 def _read(file: Path) -> Iterator[tuple[str, Any]]:

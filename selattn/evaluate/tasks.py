@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selattn.data.files import find_files, read_objects
-from selattn.data.folders import cache_folder
+from selattn.data.files import read_objects
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
+from selattn.utils.folders import cache_folder
 
 # Our name for a task -> where lm-eval has it. Its own names are the same.
 TASKS = {
@@ -40,34 +40,40 @@ COLUMNS = {
     "openbookqa": ("question_stem", "choices", "answerKey"),
 }
 METRICS = ("acc", "acc_norm")
+_ENDS = (".jsonl", ".json")
 
 
 def check_tasks(names: Sequence[str]) -> list[str]:
     """The tasks that a user names, `all` for all of them; raises for an unknown one, and if there is no lm-eval."""
-    wanted = list(TASKS) if "all" in names else list(dict.fromkeys(names))
-    for name in wanted:
-        if name not in TASKS:
+    for name in names:
+        if name not in (*TASKS, "all"):
             near = difflib.get_close_matches(name, TASKS, 1, 0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"there are all, {', '.join(TASKS)}"
             raise SelattnError(f"unknown task {name!r}; {hint}")
     if importlib.util.find_spec("lm_eval") is None:
         raise SelattnError("multiple-choice tasks need lm-eval: pip install 'selattn[eval]'")
-    return wanted
+    return list(TASKS) if "all" in names else list(dict.fromkeys(names))
 
 
 def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
-    """The file of each task in a folder, by the beginning of its name, `arc_easy_validation.jsonl`; checks its rows."""
-    files = find_files(folder)
+    """The file of each task in a folder, by the beginning of its name, `arc_easy_validation.jsonl`; checks its rows.
+
+    Other files, whatever they hold, are none of its business.
+    """
+    if not folder.exists():
+        raise SelattnError(f"no such file or folder: {folder}")
+    files = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    files = [file for file in files if file.is_file() and file.name.lower().removesuffix(".gz").endswith(_ENDS)]
     found = {}
     for name in names:
         plain = name.replace("_", "")
         fits = [file for file in files if re.sub(r"[^a-z0-9]", "", file.name.lower()).startswith(plain)]
         if len(fits) != 1:
-            what = "no file" if not fits else f"{len(fits)} files"
+            what = "no .jsonl file" if not fits else f"{len(fits)} files, {' and '.join(file.name for file in fits)},"
             raise SelattnError(f"{folder} has {what} whose name begins with {name}: there must be one for each task")
         rows = list(read_objects(fits[0]))
         if not rows:
-            raise SelattnError(f"{fits[0]} has no questions, only blank lines: give one in each line")
+            raise SelattnError(f"{fits[0]} has no questions: give one in each line")
         for where, row in rows:
             if fault := _fault(name, row):
                 raise SelattnError(f"{where}: a question of {name} has {fault}")

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from torch import Tensor
 
-from selattn.data import DocumentRows, PackedRows, Reading, Tokenizer, store_for
+from selattn.data import DocumentRows, PackedRows, Reading, Tokenizer, TokenStore, store_for
+from selattn.data.corpus import label
 from selattn.data.draws import shuffled
 from selattn.errors import SelattnError
 
@@ -43,12 +48,55 @@ class Text:
 
     def rows(self, tokenizer: Tokenizer, context: int, progress: bool = False) -> TextRows:
         """The rows of N tokens."""
+        self._check()
+        return self.cut(
+            store_for(self.source, tokenizer, self.split, self.reading, self.eos, progress=progress), context
+        )
+
+    def cut(self, store: TokenStore, context: int) -> TextRows:
+        """The rows of N tokens of a store that holds this text."""
+        self._check()
+        return TextRows(LAYOUTS[self.layout](store, context), self.seed, self.long)
+
+    def _check(self) -> None:
         if self.layout not in LAYOUTS:
             raise SelattnError(f"unknown layout {self.layout!r}: choose {' or '.join(LAYOUTS)}")
         if self.long and self.layout == "packed":
             raise SelattnError("packed rows are all full: long examples are a matter of the layout 'documents'")
-        store = store_for(self.source, tokenizer, self.split, self.reading, self.eos, progress=progress)
-        return TextRows(LAYOUTS[self.layout](store, context), self.seed, self.long)
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search has seen, so that a report can leave it out whatever its own rows are.
+
+    Attributes:
+        text: what was searched on.
+        context: N of the search.
+        rows: how many rows, the first of the text.
+        tokens: the checksum of the text's tokens.
+    """
+
+    text: Text
+    context: int
+    rows: int
+    tokens: str
+
+    def spans(self, store: TokenStore) -> list[tuple[int, int]]:
+        """The tokens of the store that were seen, as [start, stop) in order; none if it holds another text."""
+        if store.checksum == self.tokens:
+            return self.text.cut(store, self.context).spans(self.rows)
+        if self._is_of(store):
+            raise SelattnError(
+                f"{store.name} has other tokens now than when it was searched on, or the models have different "
+                "tokenizers: what was seen cannot be told; leave out a number of rows instead"
+            )
+        return []
+
+    def _is_of(self, store: TokenStore) -> bool:
+        """Whether a store has the name of the text; one that is no longer there has another."""
+        with contextlib.suppress(SelattnError):
+            return store.name == label(self.text.source, self.text.split)
+        return False
 
 
 def text_names(sources: Sequence[str]) -> dict[str, str]:
@@ -61,38 +109,91 @@ def text_names(sources: Sequence[str]) -> dict[str, str]:
 class TextRows:
     """Rows in an order that depends on the seed alone. The long ones keep their order among all of them.
 
-    So the first n long rows contain all the long ones among the first n rows: who leaves out the first n has not seen
-    what a search on n rows has seen, whether that search was on long rows or on all.
+    `take(skip=n)` leaves out every row that a search on n rows may have seen: the first n of all, and the first n of
+    those that are long at this context or at a smaller one. So at the context size of a model one number serves every
+    search with that model, and a report on long rows or on all. A search with another layout or seed, or at a larger
+    context, has other rows: then it has to be said which search it was.
     """
 
     def __init__(self, rows: DocumentRows | PackedRows, seed: int, long: bool = False) -> None:
         self._rows, self._seed = rows, seed
-        self._long: list[int] | None = None
-        if long:
-            lengths, least = np.diff(rows.store.offsets), math.ceil(LONG * rows.context)
-            order = (shuffled(place, len(rows), seed, 0) for place in range(len(rows)))
-            self._long = [row for row in order if lengths[row] >= least]
-            if not self._long:
-                raise SelattnError(f"{rows.store.meta['source']} has no document of {least} tokens or more")
+        # Tokens of each document as far as they matter: from `filled` on all are equally long. Packed rows are full.
+        filled = math.ceil(LONG * rows.context)
+        lengths = np.diff(rows.store.offsets) if isinstance(rows, DocumentRows) else np.full(len(rows), filled)
+        self._lengths = np.minimum(lengths, filled)
+        self._least = filled if long else 0
+        self._size = int((self._lengths >= self._least).sum())
+        if not self._size:
+            raise SelattnError(f"{rows.store.name} has no document of {filled} tokens or more")
 
     def __len__(self) -> int:
-        return len(self._rows) if self._long is None else len(self._long)
+        return self._size
 
     @property
     def checksum(self) -> str:
         """Of the tokens that the rows are cut from."""
-        return self._rows.store.meta["checksums"]["tokens.bin"]
+        return self._rows.store.checksum
 
-    def take(self, count: int | None = None, skip: int = 0) -> Sequence[dict[str, Tensor]]:
-        """`count` rows after the first `skip`; None for all of them."""
-        end = len(self) if count is None else skip + count
-        if skip < 0 or not skip < end <= len(self):
+    def take(self, count: int | None = None, skip: int | Searched = 0) -> Sequence[dict[str, Tensor]]:
+        """`count` rows, or all if that is None, but for those that a search has seen.
+
+        Args:
+            count: how many.
+            skip: how many rows the search had; or which search it was, then exactly the rows with a token that it has
+                seen are left out.
+        """
+        return [self._rows[row] for row in self.numbers(count, skip)]
+
+    def numbers(self, count: int | None = None, skip: int | Searched = 0) -> list[int]:
+        """Which rows `take` takes, numbered as the layout has them."""
+        left = self._unseen(skip) if isinstance(skip, int) else self._outside(skip.spans(self._rows.store))
+        found = list(left if count is None else islice(left, max(count, 0)))
+        if not found or len(found) < (count or 0) or (isinstance(skip, int) and skip < 0):
             wanted = "more" if count is None else count
+            after = f"the first {skip}" if isinstance(skip, int) else f"the {skip.rows} of a search"
             raise SelattnError(
-                f"{self._rows.store.meta['source']} has {len(self)} rows, and {wanted} after the first {skip} were "
-                "asked for: ask for fewer, or give more text"
+                f"{self._rows.store.name} has {len(self)} rows, and {wanted} after {after} were asked for "
+                f"({len(found)} are left): ask for fewer, give more text, or hold more of it out (--validation 1: all)"
             )
-        return [self._rows[self._row(place)] for place in range(skip, end)]
+        return found
 
-    def _row(self, place: int) -> int:
-        return shuffled(place, len(self._rows), self._seed, 0) if self._long is None else self._long[place]
+    def spans(self, count: int) -> list[tuple[int, int]]:
+        """The tokens of the store that the first `count` rows are cut from, as [start, stop) in order."""
+        return sorted(self._span(row) for row in self.numbers(count))
+
+    def _order(self) -> Iterator[int]:
+        return (shuffled(place, len(self._rows), self._seed, 0) for place in range(len(self._rows)))
+
+    def _unseen(self, searched: int) -> Iterator[int]:
+        """The rows that no search on so many rows has seen.
+
+        A search takes the first of those that are long enough for it. So it can only have seen a row before which
+        there are fewer than `searched` that are at least as long: `longest` holds the lengths of so many.
+        """
+        longest: list[int] = []
+        for row in self._order():
+            length = int(self._lengths[row])
+            if len(longest) < searched:
+                heapq.heappush(longest, length)
+            elif longest and length > longest[0]:
+                heapq.heapreplace(longest, length)
+            elif length >= self._least:
+                yield row
+
+    def _outside(self, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
+        """The rows without a token of these spans, which are in order and apart from each other."""
+        starts = [start for start, _ in spans]
+        for row in self._order():
+            start, stop = self._span(row)
+            before = bisect.bisect_left(starts, stop)  # so many begin before the row ends
+            seen = before > 0 and spans[before - 1][1] > start
+            if not seen and self._lengths[row] >= self._least:
+                yield row
+
+    def _span(self, row: int) -> tuple[int, int]:
+        """Of a row in the store. The token that fills a packed row up has no loss there, and belongs to the next."""
+        context = self._rows.context
+        if isinstance(self._rows, PackedRows):
+            return row * (context - 1), (row + 1) * (context - 1)
+        start, stop = (int(at) for at in self._rows.store.offsets[row : row + 2])
+        return start, min(stop, start + context)

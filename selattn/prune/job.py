@@ -10,17 +10,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selattn.cache import Budgets
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluate.batches import Batch, make_batches
 from selattn.evaluate.losses import log_perplexity
-from selattn.evaluate.subjects import BUDGETS, fingerprint, load_model, tokenizer_of
+from selattn.evaluate.subjects import BUDGETS, check_context, fingerprint, load_model, tokenizer_of
 from selattn.evaluate.team import Team
-from selattn.evaluate.text import Text, TextRows
+from selattn.evaluate.text import Searched, Text, TextRows
+from selattn.eviction import Budgets
 from selattn.models import SelectiveForCausalLM
+from selattn.models.summary import read_config
 from selattn.models.zoo import find_model
-from selattn.prune.path import Step, append, chosen, claimed, open_folder
+from selattn.prune.path import Step, append, begin, chosen, claimed, past_steps
 from selattn.prune.search import Procedure, first_step, steps
 from selattn.prune.trials import Trials
 from selattn.prune.until import Until
@@ -97,19 +98,22 @@ class Pruned:
 def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step, last: None) -> Pruned:
     """Search, or go on searching, and write the budgets; `show` gets each iteration and the last one possible."""
     folder = find_model(job.model)
+    config, context = read_config(folder), job.procedure.context
+    check_context(job.model, config, context)
+    job.until.check_size(config.num_hidden_layers, context, job.procedure.smallest)
     tokenizer = tokenizer_of(folder)
-    context = job.procedure.context
     if job.until.baseline is not None:
-        _check_baseline(find_model(job.until.baseline), folder)
-    rows = job.text.rows(tokenizer, context)
-    batches, reported = _sets(job, rows, tokenizer)
+        _check_baseline(job.until.baseline, folder, context)
+    rows = job.text.rows(tokenizer, context, progress=team.leads)
+    batches, reported = _sets(job, rows, tokenizer, progress=team.leads)
     with contextlib.ExitStack() as stack:
         team.by_one(lambda: stack.enter_context(claimed(job.out)))
-        past = team.by_one(lambda: open_folder(job.out, _settings(job, folder, rows)))
+        settings = _settings(job, folder, rows)
+        past = team.by_one(lambda: past_steps(job.out, settings))
         model = load_model(folder)
         baseline = _baseline_loss(job, batches, team)
         until = job.until if baseline is None else replace(job.until, loss=min(baseline, job.until.loss))
-        path = _search(job, model, batches, past, until, team, show)
+        path = _search(job, model, batches, past, settings, until, team, show)
         number, reached = chosen(path, until, context)
         best = path[number]
         found = _report(job, model, best, reported, team)
@@ -125,6 +129,7 @@ def _search(
     model: SelectiveForCausalLM,
     batches: Sequence[Batch],
     past: list[Step],
+    settings: dict[str, Any],
     until: Until,
     team: Team,
     show: Callable[[Step, int], None],
@@ -139,37 +144,40 @@ def _search(
             f"{job.out} says that the loss was {path[-1].loss:.6f}, and it is {trials.loss:.6f}: "
             "the machine or the program has changed; search in another folder"
         )
-    if not past:
-        _write(team, job.out, path[0])
-    until.check(path[0].loss, layers, context, job.procedure.smallest)
+    until.check_loss(path[0].loss)
+    if not past and team.leads:
+        begin(job.out, settings, path[0])
     last = job.procedure.iterations(layers)
     for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
         path.append(step)
-        _write(team, job.out, step)
+        if team.leads:
+            append(job.out, step)
         show(step, last)
         if chosen([path[0], step], until, context)[1]:
             break
     return path
 
 
-def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer) -> tuple[list[Batch], list[Batch]]:
+def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False) -> tuple[list[Batch], list[Batch]]:
     """The search set and the report set."""
     context = job.procedure.context
     searched = make_batches(rows.take(job.rows), job.batch)
     if searched[0].longest < context:
         raise SelattnError(
             f"the search set is shorter than one context: its longest sequence has {searched[0].longest} tokens, "
-            f"N is {context}; give longer documents, more --rows, or a smaller --context"
+            f"N is {context}; give longer documents (of a book: --separator file --layout packed), more --rows, or a "
+            "smaller --context"
         )
-    others = rows if job.report is None else job.report.rows(tokenizer, context)
-    # By the tokens, not by the name: one file can be named in several ways.
-    skip = job.rows if others.checksum == rows.checksum else 0
-    return searched, make_batches(others.take(job.report_rows, skip), job.batch)
+    others = rows if job.report is None else job.report.rows(tokenizer, context, progress)
+    # By the tokens, not by the name: one file can be named in several ways, and be cut into rows in several ways.
+    seen = Searched(job.text, context, job.rows, rows.checksum)
+    return searched, make_batches(others.take(job.report_rows, seen), job.batch)
 
 
 def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
-    """What decides the path."""
+    """What decides the path, and what model and text are called, which does not."""
     return {
+        "model": job.model,
         "fingerprint": fingerprint(folder),
         "text": dataclasses.asdict(job.text),
         "tokens": rows.checksum,
@@ -180,9 +188,10 @@ def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
     }
 
 
-def _check_baseline(baseline: Path, folder: Path) -> None:
+def _check_baseline(baseline: str, folder: Path, context: int) -> None:
     """Losses can be compared only over the same tokens."""
-    theirs, ours = tokenizer_of(baseline), tokenizer_of(folder)
+    check_context(baseline, read_config(find_model(baseline)), context)
+    theirs, ours = tokenizer_of(find_model(baseline)), tokenizer_of(folder)
     if theirs.fingerprint != ours.fingerprint:
         raise SelattnError(
             f"the baseline {baseline} has another vocabulary ({theirs.vocab_size} tokens) than {folder} "
@@ -207,8 +216,3 @@ def _report(
     }
     baseline = _baseline_loss(job, batches, team)
     return found if baseline is None else found | {"baseline": baseline}
-
-
-def _write(team: Team, out: Path, step: Step) -> None:
-    if team.leads:
-        append(out, step)

@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from selattn.cache import Budgets
-from selattn.data.folders import alone_with
-from selattn.data.lines import append_line, drop_half_a_line, whole_lines
+from selattn.data import Reading
 from selattn.errors import SelattnError
+from selattn.evaluate.text import Searched, Text
+from selattn.eviction import Budgets
 from selattn.prune.until import Until
+from selattn.utils.folders import alone_with, folders_for
+from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
 
 SETTINGS, PATH = "search.json", "path.jsonl"
 
@@ -67,30 +69,39 @@ def chosen(path: Sequence[Step], until: Until, context: int) -> tuple[int, bool]
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[None]:
-    """One search in a folder at a time."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
-    with alone_with(folder, f"another process is searching in {folder}: wait for it, or choose another --out"):
+    """One search in a folder at a time; a search that has not begun when it ends leaves no folder behind."""
+    refusal = f"another process is searching in {folder}: wait for it, or choose another --out"
+    with folders_for(folder), alone_with(folder, refusal):
         yield
 
 
-def open_folder(folder: Path, settings: dict[str, Any]) -> list[Step]:
-    """Begin a search in a folder, or take up the one that is there if it has the same settings: its path so far."""
-    file = folder / SETTINGS
+def past_steps(folder: Path, settings: dict[str, Any]) -> list[Step]:
+    """The path so far of the search that is in a folder, if there is one; it must have the same settings."""
     try:
-        if file.exists():
-            _compare(read_settings(folder), settings, folder)
-            if (folder / PATH).exists():
-                drop_half_a_line(folder / PATH)
-            return read_path(folder)
-        half = file.with_name(file.name + ".part")
-        half.write_text(json.dumps(settings, indent=2) + "\n")
-        half.replace(file)
+        if not (folder / SETTINGS).exists():
+            return []
+        _compare(read_settings(folder), settings, folder)
+        if (folder / PATH).exists():
+            drop_half_a_line(folder / PATH)
+        return read_path(folder)
     except OSError as error:
         raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
-    return []
+
+
+def begin(folder: Path, settings: dict[str, Any], first: Step) -> None:
+    """Begin a search in a folder: both files, or none of them."""
+    file = folder / SETTINGS
+    half = file.with_name(file.name + ".part")
+    try:
+        half.write_text(json.dumps(settings, indent=2) + "\n")
+        half.replace(file)
+        append_line(folder / PATH, asdict(first))
+    except BaseException as error:
+        for each in (half, folder / PATH, file):
+            each.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
+        raise
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
@@ -100,6 +111,16 @@ def read_settings(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SelattnError(f"{folder} is not the folder of a search: it has no {SETTINGS}") from None
     except (OSError, ValueError, TypeError):
+        raise SelattnError(f"{folder / SETTINGS} is damaged: delete the folder and search again") from None
+
+
+def read_searched(folder: Path) -> Searched:
+    """What the search in a folder has seen, for those who are to report on something else."""
+    found = read_settings(folder)
+    try:
+        text = {**found["text"], "reading": Reading(**found["text"]["reading"])}
+        return Searched(Text(**text), int(found["context"]), int(found["rows"]), str(found["tokens"]))
+    except (KeyError, TypeError, ValueError):
         raise SelattnError(f"{folder / SETTINGS} is damaged: delete the folder and search again") from None
 
 
@@ -125,14 +146,24 @@ def append(folder: Path, step: Step) -> None:
         raise SelattnError(f"cannot write {folder / PATH}: {error.strerror}; the search can go on from there") from None
 
 
-def _compare(found: dict[str, Any], wanted: dict[str, Any], folder: Path, where: str = "") -> None:
-    """Raise for the first setting that differs, by its own name where settings are nested."""
+def _compare(found: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:
+    """Raise for the first setting that differs, in words where the setting is a checksum."""
+    for name, there, value in _differences(found, wanted):
+        if name == "fingerprint":
+            model = found.get("model", wanted["model"])
+            what = f"of the model {model}" if model != wanted["model"] else f"of {model} with other weights or settings"
+        elif name == "tokens":
+            what = f"on other tokens than {wanted['text']['source']} has now"
+        else:
+            what = f"with {name} {there!r}, not {value!r}"
+        raise SelattnError(f"{folder} holds a search {what}: choose another --out, or delete the folder")
+
+
+def _differences(found: dict[str, Any], wanted: dict[str, Any], where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Settings that differ, by name, and both values. What models and texts are called does not matter."""
     for name, value in wanted.items():
         there = found.get(name)
         if isinstance(value, dict) and isinstance(there, dict):
-            _compare(there, value, folder, f"{where}{name}.")
-        elif there != value:
-            raise SelattnError(
-                f"{folder} holds a search with {where}{name} {there!r}, not {value!r}: "
-                "choose another --out, or delete the folder"
-            )
+            yield from _differences(there, value, f"{where}{name}.")
+        elif there != value and f"{where}{name}" not in ("model", "text.source"):
+            yield f"{where}{name}", there, value

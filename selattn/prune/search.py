@@ -21,8 +21,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
+from selattn.eviction.budgets import SMALLEST
 from selattn.prune.path import Step
 from selattn.prune.trials import Trials
 

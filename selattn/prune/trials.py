@@ -9,18 +9,18 @@ One layer run over the whole search set is a layer evaluation; batches that a bu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from selattn.cache import make_policy
 from selattn.evaluate.batches import Batch
 from selattn.evaluate.losses import count_tokens, head_loss
 from selattn.evaluate.team import Team
+from selattn.eviction import import_policy
 from selattn.models import SelectiveForCausalLM
 from selattn.models.attention import Context
+from selattn.utils.memory import available_memory
 
 
 class Trials:
@@ -58,7 +58,7 @@ class Trials:
         self._runs = 0
         with torch.inference_mode():
             entries = [self._enter(batch) for batch in self._batches]
-            self._contexts = [context._replace(policy=make_policy(policy)) for _, context in entries]
+            self._contexts = [context._replace(policy=import_policy(policy)) for _, context in entries]
             self._stride = self._fit([x for x, _ in entries], memory)
             self._states: list[dict[int, Tensor]] = [{} for _ in entries]  # batch -> layer -> what enters it
             self._heads: dict[int, tuple[int, list[Tensor]]] = {}  # layer -> budget of its trial, what it gives
@@ -165,4 +165,4 @@ def _free_memory(device: torch.device) -> int:
     """Bytes of memory that are free where the states are."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return available_memory()

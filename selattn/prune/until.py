@@ -50,8 +50,17 @@ class Until:
         total = sum(budgets)
         return total <= self.tokens or len(budgets) * context / total >= self.factor
 
-    def check(self, unpruned: float, layers: int, context: int, floor: int) -> None:
-        """Raise for what no search can reach."""
+    def check_size(self, layers: int, context: int, floor: int) -> None:
+        """Raise for a memory that no search can reach."""
+        least = layers * floor
+        if 0 < self.tokens < least:
+            raise SelattnError(f"{self.tokens} tokens in all cannot be reached: {layers} layers keep at least {least}")
+        most = context / floor
+        if most < self.factor < math.inf:
+            raise SelattnError(f"a factor of {self.factor:g} cannot be reached: with {floor} tokens it is {most:g}")
+
+    def check_loss(self, unpruned: float) -> None:
+        """Raise for a loss that no search can reach."""
         limit = self.limit(unpruned)
         if not unpruned <= limit:  # a loss that is not a number, too
             of = f" (that of {self.baseline})" if self.baseline else ""
@@ -59,12 +68,6 @@ class Until:
                 f"a loss of at most {limit:.4f}{of} cannot be reached: without pruning the model has {unpruned:.4f} "
                 "on the search set"
             )
-        least = layers * floor
-        if 0 < self.tokens < least:
-            raise SelattnError(f"{self.tokens} tokens in all cannot be reached: {layers} layers keep at least {least}")
-        most = context / floor
-        if most < self.factor < math.inf:
-            raise SelattnError(f"a factor of {self.factor:g} cannot be reached: with {floor} tokens it is {most:g}")
 
 
 def parse_until(texts: Sequence[str]) -> Until:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from selattn.cache import Budgets
 from selattn.evaluate.decoding import measure_decoding
 from selattn.evaluate.kv_size import kv_size
+from selattn.eviction import Budgets
 from selattn.ops.patterns import Fixed, Strided
 from tests.models.tiny import ALL_KINDS, CONTEXT, tiny, tiny_config
 
@@ -54,4 +54,18 @@ def test_decoding_reports_the_cache():
     assert full.full_bytes == few.full_bytes == 2 * 2 * CONTEXT * token
     assert few.cache_bytes < full.cache_bytes
     assert few.cache_bytes >= 2 * (3 + 5) * token
-    assert few.tokens_per_second > 0
+    assert 0 < few.quartiles[0] <= few.tokens_per_second <= few.quartiles[1]
+
+
+def test_the_spread_is_that_of_the_steps(monkeypatch):
+    """Steps of 1, 2, 3, 4 and 100 seconds: one that was disturbed is seen in the record, and does not decide."""
+    clock = iter([0, 1, 1, 3, 3, 6, 6, 10, 10, 110])
+    monkeypatch.setattr("selattn.evaluate.decoding.time.perf_counter", lambda: next(clock))
+    found = measure_decoding(tiny(), CONTEXT, batch=2, steps=5)
+    assert found.tokens_per_second == pytest.approx(2 / 3)
+    assert found.quartiles == pytest.approx((2 / 4, 2 / 2))
+
+
+def test_one_step_has_no_spread():
+    found = measure_decoding(tiny(), CONTEXT, steps=1)
+    assert found.quartiles == (found.tokens_per_second, found.tokens_per_second)

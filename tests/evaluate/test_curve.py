@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from selattn.cache import Budgets
 from selattn.errors import SelattnError
 from selattn.evaluate import Team, log_perplexity, make_batches
 from selattn.evaluate.curve import Curve, Point, Reached, at_losses, halves, measure, nearest, size_at
+from selattn.eviction import Budgets
 from tests.evaluate.folders import model_folder
 from tests.prune.cases import model, rows
 

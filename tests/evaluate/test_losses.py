@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from selattn.cache import Budgets
 from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.evaluate import log_perplexity, make_batches
 from selattn.evaluate.subjects import Subject, load_model, tokenizer_of
 from selattn.evaluate.text import Text, text_names
+from selattn.eviction import Budgets
 from tests.evaluate.folders import WORDS, model_folder, text_file
 from tests.prune.cases import loss, model, rows
 

@@ -1,5 +1,7 @@
 """Parts of an evaluation: what was measured is not measured again, wherever the process was stopped."""
 
+from contextlib import ExitStack
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from selattn.errors import SelattnError
 from selattn.evaluate import Team, parts
 from selattn.evaluate.parts import open_parts
+from selattn.utils import folders
 
 KEYS = st.fixed_dictionaries({"model": st.sampled_from("ab"), "budgets": st.none() | st.lists(st.integers(2, 3))})
 
@@ -68,11 +71,11 @@ def test_nothing_is_left_behind(tmp_path):
     record = tmp_path / "new" / "record.json"
     with open_parts(record, Team()):
         assert file_of(record).exists()
-    assert list(record.parent.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     with open_parts(record, Team()) as opened:
         opened.get({"a": 1}, lambda: 1)
         opened.remove()
-    assert list(record.parent.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
     assert keep(None, [{"a": 1}]) == [0.1]
 
 
@@ -81,3 +84,34 @@ def test_one_evaluation_for_a_record_at_a_time(tmp_path):
     with open_parts(record, Team()), pytest.raises(SelattnError, match="another process is measuring for"):
         keep(record, [])
     assert keep(record, [{"a": 1}]) == [0.1]
+
+
+def test_who_has_ended_does_not_touch_the_file_of_the_next(tmp_path):
+    """One has written its record, a second measures, a third comes: the first, on its way out, must not let it in."""
+    record = tmp_path / "record.json"
+    with ExitStack() as second:
+        with open_parts(record, Team()) as first:
+            first.get({"a": 1}, lambda: 1)
+            first.remove()
+            opened = second.enter_context(open_parts(record, Team()))
+        assert file_of(record).exists()
+        with pytest.raises(SelattnError, match="another process is measuring for"):
+            keep(record, [])
+        assert opened.get({"a": 2}, lambda: 2) == 2
+    assert keep(record, [{"a": 2}]) == [2]
+
+
+def test_a_file_that_goes_while_it_is_claimed_is_made_anew(tmp_path, monkeypatch):
+    """Another process ends between our opening of its file and our lock on it."""
+    record, real = tmp_path / "record.json", folders.fcntl.flock
+    file_of(record).touch()
+    gone = []
+
+    def flock(*args):
+        if not gone:
+            gone.append(file_of(record).unlink())
+        real(*args)
+
+    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    assert keep(record, [{"a": 1}]) == [0.1]
+    assert file_of(record).exists()

@@ -112,7 +112,7 @@ def test_errors(data, tmp_path):
     with pytest.raises(SelattnError, match="did you mean 'hellaswag'"):
         tasks.check_tasks(["hellaswog"])
     (tmp_path / "piqa_1.jsonl").write_text("{}\n")
-    with pytest.raises(SelattnError, match="has no file whose name begins with arc_easy"):
+    with pytest.raises(SelattnError, match=r"has no .jsonl file whose name begins with arc_easy"):
         tasks.find_local(["arc_easy"], tmp_path)
     for row, says in (
         ("", "piqa_1.jsonl has no questions"),
@@ -123,7 +123,9 @@ def test_errors(data, tmp_path):
         with pytest.raises(SelattnError, match=says):
             tasks.find_local(["piqa"], tmp_path)
     (tmp_path / "PIQA-valid.jsonl").write_text("{}\n")
-    with pytest.raises(SelattnError, match="has 2 files whose name begins with piqa"):
+    with pytest.raises(
+        SelattnError, match=r"has 2 files, PIQA-valid.jsonl and piqa_1.jsonl, whose name begins with piqa"
+    ):
         tasks.find_local(["piqa"], tmp_path)
     assert tasks.find_local(["arc_easy"], data) == {"arc_easy": data / "arc_easy_validation.jsonl"}
 
