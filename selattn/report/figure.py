@@ -14,6 +14,16 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for those who print without colours
 
 
+# Names are no formulas: they may have dollar signs.
+STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "text.parse_math": False,
+    "svg.hashsalt": "selattn",  # so that the same figure is the same file
+}
+
+
 def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.0, height: float = 4.2) -> Path:
     """Let `draw` draw on a new figure and save it; the format is what the name ends with."""
     import matplotlib
@@ -21,19 +31,34 @@ def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.
     from matplotlib.figure import Figure
 
     path = Path(path)
-    # Names are no formulas: they may have dollar signs.
-    with matplotlib.rc_context(
-        {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "text.parse_math": False}
-    ):
+    with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        if path.suffix.lstrip(".") not in canvas.get_supported_filetypes():
-            raise SelattnError(f"cannot draw {path}: its name must end with .png, .svg or .pdf")
+        FigureCanvasAgg(figure)
+        check_format(path)
         draw(figure)
-        half = path.with_name(f"{path.stem}.part{path.suffix}")
+    return write_figure(figure, path)
+
+
+def check_format(path: str | Path) -> None:
+    """Whether a figure can be written under this name: before long work rather than after it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    if Path(path).suffix.lstrip(".") not in FigureCanvasAgg.get_supported_filetypes():
+        raise SelattnError(f"cannot draw {path}: its name must end with .png, .svg or .pdf")
+
+
+def write_figure(figure: Any, path: str | Path, dpi: int = 160) -> Path:
+    """Write a figure whole or not at all; the format is what the name ends with."""
+    import matplotlib
+
+    path = Path(path)
+    check_format(path)
+    dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)  # which would make every file another
+    half = path.with_name(f"{path.stem}.part{path.suffix}")
+    with matplotlib.rc_context(STYLE):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(half, dpi=160)
+            figure.savefig(half, dpi=dpi, metadata=None if dated is None else {dated: None})
             half.replace(path)
         except OSError as error:
             raise SelattnError(f"cannot write {path}: {error.strerror}") from None

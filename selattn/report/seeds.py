@@ -1,11 +1,13 @@
 """Records of one measurement over several seeds, in one record of the same form.
 
 Where a record of `selattn eval --curve` has a number, the one of several seeds has the mean, and beside it the numbers
-of the seeds in the order of their records: `loss` and `losses`, `memory_factor` and `memory_factors`.
+of the seeds in the order of their records: `loss` and `losses`, `memory_factor` and `memory_factors`. The seed of a
+record is the one that its models were trained with, not that of the rows they were measured on.
 """
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,13 +25,48 @@ def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     baseline's loss is read off its points, not taken from the record, so that it means the same for all of them.
     """
     _check_whole(records, _curves, "selattn eval --curve")
+    _check_seeds(records)
     return _curves(records)
 
 
 def merge_searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """From records of `selattn prune`, by the name of their file: searches of one kind on the same text."""
     _check_whole(records, _searches, "selattn prune")
+    _check_seeds(records)
     return _searches(records)
+
+
+def training_seed(record: Mapping[str, Any]) -> int | None:
+    """The seed that the models of a record were trained with; None if it is not known, or not the same for all.
+
+    Records name it since `selattn eval` and `selattn prune` write `training_seed`. In older ones it stands only where
+    `selattn study` has put it, at the end of the names of its runs: RUN-seed1.
+    """
+    models = [record]
+    if "curves" in record:
+        models = [model for curve in record["curves"] for model in curve.get("of", [])]
+        models += [] if record["baseline"] is None else [record["baseline"]]
+    found = {_seed_of(model) for model in models} - {None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _seed_of(model: Mapping[str, Any]) -> int | None:
+    if model.get("training_seed") is not None:
+        return int(model["training_seed"])
+    named = re.search(r"-seed(\d+)(/model)?/?$", model.get("model", ""))
+    return int(named[1]) if named else None
+
+
+def _check_seeds(records: Mapping[str, dict[str, Any]]) -> None:
+    """One seed that counts twice would narrow the spread without a word."""
+    seen: dict[tuple[int, Any], str] = {}
+    for name, record in records.items():
+        seed = training_seed(record)
+        if seed is None:
+            continue
+        first = seen.setdefault((seed, record["seed"]), name)
+        if first != name:
+            raise SelattnError(f"{first} and {name} are both of models trained with seed {seed}: give each seed once")
 
 
 def _check_whole(records: Mapping[str, dict[str, Any]], merge: Callable[..., Any], command: str) -> None:
@@ -67,7 +104,10 @@ def _searches(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         _check_same(what, {name: get(record) for name, record in records.items()})
     for record in found:
         sum(record["budgets"])  # they are only shown, so nothing else would notice that they are no numbers
-    rows = [{"record": name, **{key: record[key] for key in _OF_A_SEARCH}} for name, record in records.items()]
+    rows = [
+        {"record": name, "training_seed": training_seed(record), **{key: record[key] for key in _OF_A_SEARCH}}
+        for name, record in records.items()
+    ]
     return {
         "records": _sources(records),
         **{name: found[0][name] for name in ("policy", "procedure", "text", "rows")},
@@ -95,7 +135,11 @@ _SAME_SEARCHES = {
 def _sources(records: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """Where, when and by which command each was measured: the merged record is often made somewhere else."""
     return [
-        {"record": name, **{key: record[key] for key in ("command", "date", "machine")}}
+        {
+            "record": name,
+            "training_seed": training_seed(record),
+            **{key: record[key] for key in ("command", "date", "machine")},
+        }
         for name, record in records.items()
     ]
 
@@ -120,7 +164,13 @@ def _curve(name: str, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
         for points, record in seeds
     ]
     at_the_baselines = {text: _reached([seed[text] for seed in reached]) for text in reached[0]}
-    return {"name": name, "seeds": len(seeds), "points": merged, "at_the_baselines_loss": at_the_baselines}
+    return {
+        "name": name,
+        "seeds": len(seeds),
+        "training_seeds": [training_seed(record) for _, record in seeds],
+        "points": merged,
+        "at_the_baselines_loss": at_the_baselines,
+    }
 
 
 def _losses(points: Sequence[dict[str, Any]]) -> dict[str, Any]:

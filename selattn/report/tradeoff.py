@@ -14,29 +14,31 @@ def draw_tradeoff(path: str | Path, record: Mapping[str, Any]) -> Path:
 
     In a record of several seeds the lines are means, and a band reaches from the smallest to the largest.
     """
+    width = max(6.4, 4.8 * len(record["texts"]))
+    return save_figure(path, lambda figure: panels_of_tradeoff(figure, record), width=width, height=4.8)
+
+
+def panels_of_tradeoff(figure: Any, record: Mapping[str, Any]) -> None:
+    """Draw the panels on an empty figure."""
     texts, context = list(record["texts"]), record["context"]
-
-    def draw(figure: Any) -> None:
-        panels = figure.subplots(1, len(texts), squeeze=False)[0]
-        for text, axes in zip(texts, panels, strict=True):
-            for number, curve in enumerate(record["curves"]):
-                _draw_curve(axes, curve, text, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
-            if record["baseline"] is not None:
-                base = record["baseline"]
-                axes.axhline(base["loss"][text], color="0.4", linestyle=":", label=f"{base['name']}, whole cache")
-            axes.set_xscale("log", base=2)
-            axes.invert_xaxis()
-            plain_powers(axes.xaxis)
-            axes.set_xlabel("KV size: tokens that a layer holds (mean)")
-            axes.set_title(text, loc="left", fontsize=9)
-            above = axes.secondary_xaxis("top")
-            above.set_xlabel("memory factor")
-            plain_powers(above.xaxis, "{:.3g}", lambda size: context / size)
-        panels[0].set_ylabel("log-perplexity, nats per token")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-
-    return save_figure(path, draw, width=max(6.4, 4.8 * len(texts)), height=4.8)
+    panels = figure.subplots(1, len(texts), squeeze=False)[0]
+    for text, axes in zip(texts, panels, strict=True):
+        for number, curve in enumerate(record["curves"]):
+            _draw_curve(axes, curve, text, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+        if record["baseline"] is not None:
+            base = record["baseline"]
+            axes.axhline(base["loss"][text], color="0.4", linestyle=":", label=f"{base['name']}, whole cache")
+        axes.set_xscale("log", base=2)
+        axes.invert_xaxis()
+        plain_powers(axes.xaxis)
+        axes.set_xlabel("KV size: tokens that a layer holds (mean)")
+        axes.set_title(text, loc="left", fontsize=9)
+        above = axes.secondary_xaxis("top")
+        above.set_xlabel("memory factor")
+        plain_powers(above.xaxis, "{:.3g}", lambda size: context / size)
+    panels[0].set_ylabel("log-perplexity, nats per token")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
 def _draw_curve(axes: Any, curve: Mapping[str, Any], text: str, colour: str, marker: str) -> None:

@@ -1,9 +1,12 @@
 """Several seeds in one record: means, and the number of each."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.report.seeds import merge_curves, merge_searches
+from selattn.report.seeds import merge_curves, merge_searches, training_seed
 
 MEASURED = {
     "command": "selattn ...",
@@ -54,7 +57,7 @@ def test_curves_become_their_mean():
             "b": record(2.9, curve("x", {64: 2.4, 16: 2.8}), curve("y", {32: 2.9, 16: 3.3})),
         }
     )
-    here = {name: MEASURED[name] for name in ("command", "date", "machine")}
+    here = {"training_seed": None, **{name: MEASURED[name] for name in ("command", "date", "machine")}}
     assert found["records"] == [{"record": "a", **here}, {"record": "b", **here}]
     assert found["baseline"] == {
         "name": "standard",
@@ -123,6 +126,40 @@ def test_what_differs_is_told(changes, says):
 def test_searches_that_differ_are_told():
     with pytest.raises(SelattnError, match="a and b have different policies"):
         merge_searches({"a": search("m", [4], 2.0, 2.1), "b": search("m", [4], 2.0, 2.1, policy="h2o")})
+
+
+def of(*models):
+    return [{"model": model, "policy": None, "search": None} for model in models]
+
+
+def test_a_seed_is_the_one_of_the_training():
+    """Not of the rows, which are the same for all; from what the record says, or from the name of a study's run."""
+    said = [{**curve("x", {64: 1.0}), "of": [{"model": "any", "training_seed": seed}]} for seed in (3, 5)]
+    found = merge_curves({name: record(2.5, each) for name, each in zip("ab", said, strict=True)})
+    assert [source["training_seed"] for source in found["records"]] == [3, 5]
+    assert found["curves"][0]["training_seeds"] == [3, 5]
+    named = {**curve("x", {64: 1.0}), "of": of("runs/lm/zoo-memory-seed4", "runs/lm/zoo-memory-seed4/model", "local")}
+    assert training_seed(record(2.5, named)) == 4
+    assert training_seed(record(2.5, {**named, "of": of("a-seed1", "b-seed2")})) is None
+    assert training_seed(record(2.5, {**named, "of": of("seed1", "a-seed1-long")})) is None
+    assert training_seed(search("runs/a-seed2", [4], 2.0, 2.1)) == 2
+    assert training_seed(search("runs/a-seed2", [4], 2.0, 2.1, training_seed=7)) == 7
+    rows = merge_searches({"a": search("m-seed0", [4], 2.0, 2.1), "b": search("m-seed1", [4], 2.0, 2.1)})["searches"]
+    assert [row["training_seed"] for row in rows] == [0, 1]
+
+
+def test_one_seed_does_not_count_twice():
+    one = record(2.5, {**curve("x", {64: 1.0}), "of": of("m-seed0")})
+    with pytest.raises(SelattnError, match="a and b are both of models trained with seed 0: give each seed once"):
+        merge_curves({"a": one, "b": one})
+    assert merge_curves({"a": one, "b": {**one, "seed": 1}})["curves"][0]["seeds"] == 2  # measured on other rows
+
+
+@pytest.mark.parametrize("name", ["tradeoff.json", "prune/memory.json", "prune/selective.json"])
+def test_published_seeds_have_their_names(name):
+    published = json.loads((Path(__file__).parents[2] / "results" / name).read_text())
+    assert published["seed"] == [0, 1, 2]
+    assert [source["training_seed"] for source in published["records"]] == [0, 1, 2]
 
 
 def without(whole, *names):

@@ -1,0 +1,169 @@
+"""One HTML file with everything inside: the text, F, attention, and when each token leaves.
+
+For each policy and for a grid of budgets, the same in every layer, the page holds when each token leaves, from forwards
+with these budgets in force: exact. Other combinations are replayed from F in the browser, and marked approximate.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+from selattn.eviction import Budgets, make_policy
+from selattn.models import SelectiveForCausalLM
+from selattn.report.trace import STEP, Run, Trace, prepared, trace
+
+MOST_TOKENS, MOST_LAYERS = 2048, 28
+LARGE, COARSE = 8_000_000, 1 / 8  # so many entries of F and more are rounded more, or the page would be too large
+MOST_BYTES = 160_000_000
+SCRIPTS = ("data.js", "pane.js", "main.js")
+_HERE = Path(__file__).parent
+_PLACE = re.compile(r"/\*\{(\w+)\}\*/")
+
+Model = str | Path | SelectiveForCausalLM
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page; a notebook shows it.
+
+    Attributes:
+        traces: what it shows, a model each.
+    """
+
+    traces: tuple[Trace, ...]
+
+    def html(self, serve: bool = False) -> str:
+        """The whole file. `serve` shows a place to type new text, for a page that a server gives."""
+        header, blobs = self.parts(serve)
+        held = {
+            "style": (_HERE / "style.css").read_text("utf-8"),
+            "script": "\n".join((_HERE / name).read_text("utf-8") for name in SCRIPTS),
+            "header": json.dumps(header).replace("<", "\\u003c"),  # no text of a user's can end the element
+            "blobs": "\n".join(
+                f'<script type="text/plain" id="blob-{name}">{data}</script>' for name, data in blobs.items()
+            ),
+        }
+        return _PLACE.sub(lambda place: held[place[1]], (_HERE / "page.html").read_text("utf-8"))
+
+    def parts(self, serve: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+        """What the page's script reads first, and the packed numbers by name."""
+        blobs: dict[str, str] = {}
+        subjects = []
+        for number, found in enumerate(self.traces):
+            for layer, packed in enumerate(found.packed):
+                blobs[f"{number}-w{layer}"] = packed["weights"]["data"]
+                if packed["f"] is not None:
+                    blobs[f"{number}-f{layer}"] = packed["f"]["data"]
+            for run, done in enumerate(found.runs):
+                blobs[f"{number}-e{run}"] = done["evicted_at"]
+            subjects.append(
+                {
+                    **{name: getattr(found, name) for name in ("model", "tokens", "kinds", "shift", "cut_from")},
+                    "f": [None if packed["f"] is None else packed["f"]["step"] for packed in found.packed],
+                    "runs": [{key: run[key] for key in ("policy", "budgets", "per_head")} for run in found.runs],
+                }
+            )
+        size = sum(map(len, blobs.values())) + sum(len(json.dumps(each)) for each in subjects)
+        if size > MOST_BYTES:
+            raise SelattnError(
+                f"the page would have {size / 1e6:.0f} MB, and {MOST_BYTES / 1e6:.0f} is the most: show fewer tokens"
+            )
+        return {"subjects": subjects, "serve": serve, "megabytes": f"{size / 1e6 + 0.1:.1f}"}, blobs
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, whole or not at all."""
+        path = Path(path)
+        half = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                half.write_text(self.html(), "utf-8")
+                half.replace(path)
+            finally:
+                half.unlink(missing_ok=True)
+        except OSError as error:
+            raise SelattnError(f"cannot write {path}: {error.strerror}") from None
+        return path
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a frame of its own, which can reach nothing of the notebook."""
+        inside = html.escape(self.html(), quote=True)
+        return (
+            f'<iframe srcdoc="{inside}" sandbox="allow-scripts" title="What is forgotten" '
+            'style="width: 100%; height: 720px; border: 1px solid #ccc"></iframe>'
+        )
+
+
+def explore(
+    model: Model | Sequence[Model],
+    text: str,
+    *,
+    policies: Sequence[str] | None = None,
+    budgets: Sequence[int] | None = None,
+    also: Sequence[Run] = (),
+    limit: int | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Page:
+    """Run models on a text, with and without budgets, and make the page of it.
+
+    Args:
+        model: a folder, a run's folder, zoo:NAME or a loaded model; or two of them, to be compared.
+        text: the text itself, or "sample" for a model of a synthetic task.
+        policies: who leaves; by default `selective` where a model selects, else `tova`, and H2O and Window+4.
+        budgets: the grid, K the same in every layer; by default powers of 2 below the number of tokens.
+        also: further budgets that differ between layers, each with its policy.
+        limit: at most so many tokens.
+        progress: is told what is done.
+    """
+    models: Sequence[Model] = [model] if isinstance(model, str | Path | SelectiveForCausalLM) else list(model)
+    if not 1 <= len(models) <= 2:
+        raise SelattnError(f"one model is shown, or two are compared, not {len(models)}")
+    return Page(tuple(_shown(each, text, policies, budgets, also, limit, progress) for each in models))
+
+
+def check_size(tokens: int, layers: int) -> None:
+    """More than the page can show without stutter is refused."""
+    if tokens > MOST_TOKENS or layers > MOST_LAYERS:
+        raise SelattnError(
+            f"{tokens:,} tokens and {layers} layers are more than a page shows ({MOST_TOKENS:,} and {MOST_LAYERS}): "
+            "give --tokens, or a smaller model"
+        )
+
+
+def grid(size: int) -> list[int]:
+    """Powers of 2 from 2 on, below the number of tokens."""
+    return [2**power for power in range(1, size.bit_length()) if 2**power < size]
+
+
+def _shown(
+    model: Model,
+    text: str,
+    policies: Sequence[str] | None,
+    budgets: Sequence[int] | None,
+    also: Sequence[Run],
+    limit: int | None,
+    progress: Callable[[str], None],
+) -> Trace:
+    loaded, name, words = prepared(model, text, 0)
+    config = loaded.config
+    size = min(len(words.ids), limit or config.max_position_embeddings, config.max_position_embeddings)
+    check_size(size, config.num_hidden_layers)
+    chosen = policies or (["selective" if config.selects else "tova", "h2o", "window+4"])
+    runs: list[Run] = [(make_policy(each).name, k) for each in chosen for k in budgets or grid(size)]
+    runs += [(policy, Budgets.of(k) or k) for policy, k in also]
+    entries = size * (size + 1) // 2 * config.num_hidden_layers
+    step = STEP if entries < LARGE else COARSE
+    return trace(loaded, words, _told(runs, name, progress), limit=limit, step=step, name=name)
+
+
+def _told(runs: Sequence[Run], name: str, progress: Callable[[str], None]) -> Iterator[Run]:
+    for number, run in enumerate(runs, 1):
+        progress(f"{name}: forward {number} of {len(runs)} with budgets")
+        yield run

@@ -1,0 +1,263 @@
+// One pane: a model, a policy, budgets and a layer, over the text. Every text is inserted as text.
+"use strict";
+
+const MOST_LISTED = 12;
+
+function make(kind, parent, text, classes) {
+  const found = document.createElement(kind);
+  if (text !== undefined) found.textContent = text;
+  if (classes) found.className = classes;
+  if (parent) parent.append(found);
+  return found;
+}
+
+// A token as it is shown: signs for what cannot be seen.
+function shown(token) {
+  if (token === "") return ["·", true];
+  if (token === " ") return ["␣", true];
+  if (/^[\n\r]+$/.test(token)) return ["⏎\n", true];
+  if (token === "\t") return ["⇥\t", true];
+  return [token, false];
+}
+
+const plain = (token) => JSON.stringify(token.trim() || token).slice(1, -1) || "·";
+const number = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2));
+
+class Pane {
+  constructor(explorer, state) {
+    this.explorer = explorer;
+    this.state = state;
+    this.root = make("section", null, undefined, "pane");
+    this.controls = make("div", this.root, undefined, "controls");
+    this.tokens = make("div", this.root, undefined, "tokens");
+    this.tokens.tabIndex = 0;
+    this.tokens.setAttribute("aria-label", "the text; arrow keys move through it");
+    this.side = make("aside", this.root);
+    this.tokens.addEventListener("click", (event) => {
+      const place = event.target.dataset ? event.target.dataset.token : undefined;
+      if (place !== undefined) explorer.choose(Number(place));
+    });
+    this.side.addEventListener("click", (event) => {
+      const row = event.target.closest("tr");
+      if (row && row.dataset.layer !== undefined) this.change({ layer: Number(row.dataset.layer) });
+      if (row && row.dataset.token !== undefined) explorer.choose(Number(row.dataset.token));
+    });
+    this.build();
+  }
+
+  get subject() {
+    return this.explorer.subjects[this.state.model];
+  }
+
+  change(what) {
+    Object.assign(this.state, what);
+    if ("model" in what || "policy" in what) this.fit();
+    if ("model" in what || "policy" in what) this.build();
+    this.explorer.draw();
+  }
+
+  // Whatever a link says, the state fits the subject.
+  fit() {
+    const { subject, state } = this;
+    state.layer = Math.min(Math.max(0, state.layer | 0), subject.layers - 1);
+    const policies = ["none", ...new Set(subject.runs.map((run) => run.policy))];
+    if (!policies.includes(state.policy)) state.policy = "none";
+    const stops = subject.stops(state.policy);
+    const nearest = (k) => stops.reduce((best, stop) => (Math.abs(stop - k) < Math.abs(best - k) ? stop : best), subject.size);
+    const own = subject.sameBudgets(state.policy, state.budgets) >= 0;
+    state.budgets = Array.from({ length: subject.layers }, (_, l) =>
+      own ? state.budgets[l] : nearest(Number.isFinite(state.budgets[l]) ? state.budgets[l] : subject.size));
+  }
+
+  build() {
+    this.fit();
+    const { subject, state, controls } = this;
+    controls.replaceChildren();
+    const choice = (name, options, value, act) => {
+      const label = make("label", controls, name);
+      const select = make("select", label);
+      for (const [key, text] of options) {
+        const option = make("option", select, text);
+        option.value = key;
+      }
+      select.value = String(value);
+      select.addEventListener("change", () => act(select.value));
+      return select;
+    };
+    const names = this.explorer.subjects.map((each, i) => [String(i), each.model]);
+    if (names.length > 1) choice("model", names, state.model, (value) => this.change({ model: Number(value) }));
+    const kinds = subject.kinds.map((kind, l) => [String(l), kind === "selective" ? `${l}` : `${l} (${kind})`]);
+    this.layerSelect = choice("layer", kinds, state.layer, (value) => this.change({ layer: Number(value) }));
+    const policies = [...new Set(subject.runs.map((run) => run.policy))];
+    choice("who leaves", [["none", "nobody"], ...policies.map((p) => [p, p])], state.policy,
+      (value) => this.change({ policy: value }));
+    this.sliders = [];
+    if (state.policy !== "none") {
+      const stops = subject.stops(state.policy);
+      const slider = (name, all) => {
+        const label = make("label", controls, name);
+        const input = make("input", label);
+        input.type = "range";
+        input.min = 0;
+        input.max = stops.length - 1;
+        input.dataset.all = all ? "1" : "";
+        const output = make("output", label);
+        input.addEventListener("input", () => {
+          const k = stops[Number(input.value)];
+          this.change({ budgets: state.budgets.map((old, l) => (all || l === state.layer ? k : old)) });
+        });
+        this.sliders.push({ input, output, all, stops });
+      };
+      slider("K of all layers", true);
+      slider("of this layer", false);
+      this.badge = make("span", controls, "", "badge");
+    }
+    const drawn = subject.tokens.map((token, place) => {
+      const [text, sign] = shown(token);
+      const span = make("span", null, text, sign ? "sign" : "");
+      span.dataset.token = place;
+      return span;
+    });
+    this.tokens.replaceChildren(...drawn);
+    this.spans = drawn.map((span) => ({ span, sign: span.className, look: "" }));
+  }
+
+  async draw(position, chosen) {
+    const { subject, state } = this;
+    const wanted = (this.wanted = {}); // whoever comes later wins
+    const at = Math.min(position, subject.size - 1);
+    const [layer, gone] = await Promise.all([
+      subject.layer(state.layer),
+      subject.leaving(state.policy, state.budgets, state.layer),
+    ]);
+    const counts = await this.countKept(at);
+    if (this.wanted !== wanted) return;
+    this.layerSelect.value = String(state.layer);
+    for (const { input, output, all, stops } of this.sliders) {
+      const own = all ? state.budgets : [state.budgets[state.layer]];
+      const same = own.every((k) => k === own[0]);
+      const nearest = stops.indexOf(stops.reduce((a, b) => (Math.abs(b - own[0]) < Math.abs(a - own[0]) ? b : a)));
+      input.value = nearest;
+      output.textContent = same ? String(own[0]) : "mixed";
+    }
+    if (state.policy !== "none") {
+      this.badge.textContent = gone.exact ? "exact" : "approximate";
+      this.badge.className = `badge ${gone.exact ? "exact" : "approximate"}`;
+      this.badge.title = gone.exact
+        ? "from a forward of the model with these budgets"
+        : "replayed from numbers of other budgets: the model was not run with these";
+    }
+    this.drawTokens(at, chosen, layer, gone.at);
+    this.drawSide(at, chosen, layer, gone, counts);
+    this.drawn = { at, layer: state.layer, gone };
+  }
+
+  drawTokens(at, chosen, { levels, step, weights }, gone) {
+    const from = corner(at);
+    let most = 1;
+    for (let j = 0; j <= at; j++) most = Math.max(most, weights[from + j]);
+    for (let j = 0; j < this.spans.length; j++) {
+      const held = this.spans[j];
+      const later = j > at, left = !later && gone[j] <= at;
+      const hides = later || !levels ? 0 : 1 - Math.exp(-Math.max(0, levels[from + j] * step));
+      const lit = later || left ? 0 : (0.7 * weights[from + j]) / most;
+      const classes = `${held.sign}${later ? " later" : ""}${left ? " gone" : ""}${j === at ? " looks" : ""}${j === chosen ? " chosen" : ""}`;
+      const look = `${classes}|${hides.toFixed(2)}|${lit.toFixed(2)}`;
+      if (look === held.look) continue;
+      held.look = look;
+      held.span.className = classes;
+      held.span.style.textDecorationColor = hides > 0.005 ? `rgba(var(--red), ${hides.toFixed(2)})` : "transparent";
+      held.span.style.backgroundColor = lit > 0.005 ? `rgba(var(--blue), ${lit.toFixed(2)})` : "transparent";
+    }
+  }
+
+  // How many tokens each layer holds when the row attends.
+  async countKept(at) {
+    const { subject, state } = this;
+    if (state.policy === "none") return null;
+    const counts = [];
+    for (let l = 0; l < subject.layers; l++) {
+      const exactOrCheap = subject.sameBudgets(state.policy, state.budgets) >= 0 || isWindow(state.policy);
+      if (!exactOrCheap && l !== state.layer) {
+        counts.push(Math.min(at + 1, state.budgets[l])); // a layer is full from its K-th token on
+        continue;
+      }
+      const { at: steps } = await subject.leaving(state.policy, state.budgets, l);
+      let count = 0;
+      for (let j = 0; j <= at; j++) if (steps[j] > at) count++;
+      counts.push(count);
+    }
+    return counts;
+  }
+
+  drawSide(at, chosen, layer, gone, counts) {
+    const { subject, state, side } = this;
+    side.replaceChildren();
+    if (chosen !== null && chosen < subject.size) this.drawToken(at, chosen, layer, gone);
+    else make("p", side, "Click a token: who masked it, by how much, and when it left.", "note");
+    make("h2", side, "Layers");
+    const table = make("table", side);
+    const head = make("tr", table);
+    for (const name of counts ? ["layer", "K", "held", ""] : ["layer", "attention"]) make("th", head, name);
+    for (let l = 0; l < subject.layers; l++) {
+      const row = make("tr", table, undefined, l === state.layer ? "here" : "");
+      row.dataset.layer = l;
+      make("td", row, String(l));
+      if (!counts) {
+        make("td", row, subject.kinds[l]);
+        continue;
+      }
+      make("td", row, String(state.budgets[l]));
+      make("td", row, String(counts[l]));
+      const bar = make("span", make("td", row), undefined, "bar");
+      bar.style.width = `${Math.round((60 * counts[l]) / (at + 1))}px`;
+    }
+    if (counts) {
+      const alone = subject.runs.some((run) => run.policy === state.policy && run.per_head);
+      const full = subject.layers * (at + 1);
+      const held = counts.reduce((sum, count, l) => sum + (alone ? Math.min(at + 1, state.budgets[l]) : count), 0);
+      make("p", side, `${held.toLocaleString("en")} of ${full.toLocaleString("en")} entries are held: ${number(full / held)} times less.`);
+      if (alone) {
+        make("p", side, "Each head keeps K tokens of its own here: a token is gone when the last head lets it go.", "note");
+      }
+    }
+    make("p", side, "F and attention are those of the whole cache.", "note");
+  }
+
+  drawToken(at, j, { levels, step }, gone) {
+    const { subject, side } = this;
+    make("h2", side, `“${plain(subject.tokens[j])}”, token ${j}`);
+    const left = gone.at[j];
+    if (this.state.policy !== "none") {
+      make("p", side, left < subject.size
+        ? `Leaves this layer at step ${left}, before “${plain(subject.tokens[left])}” looks.${gone.exact ? "" : " (approximate)"}`
+        : `Stays in this layer to the end.${gone.exact ? "" : " (approximate)"}`);
+    }
+    if (!levels) {
+      make("p", side, "This layer does not select: nobody is masked.", "note");
+      return;
+    }
+    if (j <= at) make("p", side, `F for the framed token: ${number(levels[corner(at) + j] * step)}`);
+    const list = (title, rows, none) => {
+      make("h2", side, title);
+      if (!rows.length) {
+        make("p", side, none, "note");
+        return;
+      }
+      const table = make("table", side);
+      const head = make("tr", table);
+      for (const name of ["token", "at", "S"]) make("th", head, name);
+      for (const [place, much] of rows.slice(0, MOST_LISTED)) {
+        const row = make("tr", table, undefined, place > at ? "later" : "");
+        row.dataset.token = place;
+        make("td", row, plain(subject.tokens[place]));
+        make("td", row, String(place));
+        make("td", row, number(much));
+      }
+      if (rows.length > MOST_LISTED) make("p", side, `and ${rows.length - MOST_LISTED} more`, "note");
+    };
+    const by = maskers(levels, step, subject.size, subject.shift, j).map(({ by, much }) => [by, much]);
+    list("Masked by", by, "nobody");
+    list("Masks", masked(levels, step, subject.size, subject.shift, j).map(({ whom, much }) => [whom, much]), "nobody");
+  }
+}

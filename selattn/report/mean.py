@@ -1,0 +1,135 @@
+"""F averaged over many texts: whether a layer always masks the same distances, whatever it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from selattn.errors import SelattnError
+from selattn.evaluate.subjects import load_model, tokenizer_of
+from selattn.evaluate.text import Text
+from selattn.models import SelectiveForCausalLM
+from selattn.models.zoo import find_model
+from selattn.report.packed import Floats, pack_rising, unpack
+from selattn.report.trace import STEP, smallest_f
+from selattn.utils.records import read_record, write_record
+
+
+@dataclass(frozen=True)
+class MeanF:
+    """The mean of F over texts of N tokens.
+
+    Attributes:
+        model: as the user named it.
+        text: where the rows are from.
+        rows: how many.
+        size: N.
+        packed: F of each layer; None in a layer that does not select.
+    """
+
+    model: str
+    text: str
+    rows: int
+    size: int
+    packed: list[dict[str, Any] | None]
+
+    @property
+    def layers(self) -> int:
+        """L."""
+        return len(self.packed)
+
+    def F(self, layer: int) -> Floats:
+        """[N, N], the mean."""
+        packed = self.packed[layer]
+        return np.zeros((self.size, self.size), np.float32) if packed is None else unpack(packed)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in a record."""
+        return {"mean_f": {name: getattr(self, name) for name in self.__dataclass_fields__}}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> MeanF:
+        """From a record."""
+        try:
+            found = cls(**record["mean_f"])
+            for layer in range(found.layers):
+                if found.F(layer).shape != (found.size, found.size):
+                    raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise SelattnError("this is no whole record of a mean: make it with 'selattn plot masking-mean'") from None
+        return found
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record."""
+        return write_record(path, self.to_json(), None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> MeanF:
+        """Read a record."""
+        return cls.from_json(read_record(path))
+
+
+def mean_f(
+    model: str | Path,
+    text: Text,
+    rows: int = 100,
+    *,
+    limit: int | None = None,
+    step: float = STEP,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> MeanF:
+    """The mean of F over so many documents of a text that are at least as long as the context.
+
+    Args:
+        model: a folder, a run's folder, or zoo:NAME.
+        text: where documents are read from.
+        rows: how many; an error if there are fewer.
+        limit: tokens of a row, the model's context size by default.
+        step: the mean is rounded to multiples of this.
+        progress: is told of every row.
+    """
+    folder = find_model(model)
+    loaded = load_model(folder)
+    size = min(limit or loaded.config.max_position_embeddings, loaded.config.max_position_embeddings)
+    found = []
+    for row in text.rows(tokenizer_of(folder), size).take():
+        if "attention_mask" not in row or bool(row["attention_mask"].all()):
+            found.append(row["input_ids"])
+        if len(found) == rows:
+            break
+    if rows < 1 or len(found) < rows:
+        raise SelattnError(
+            f"{text.source} has {len(found)} documents of {size} tokens, and {rows} were asked for: give more text, "
+            "fewer --rows, or fewer --tokens"
+        )
+    packed = average(loaded, found, step, progress)
+    return MeanF(str(model), text.source, rows, size, packed)
+
+
+def average(
+    model: SelectiveForCausalLM,
+    rows: Iterable[Tensor],
+    step: float = STEP,
+    progress: Callable[[int], None] = lambda rows: None,
+) -> list[dict[str, Any] | None]:
+    """The mean of F of each layer over rows [N] of token ids, packed."""
+    sums: list[Any] = [None] * model.config.num_hidden_layers
+    count = 0
+    with torch.no_grad():
+        for row in rows:
+            x, context = model.model.enter(row[None].to(model.device))
+            context = context._replace(budgets=None, want_selection=True)
+            for number, layer in enumerate(model.model.layers):
+                x, _, f, _, _ = layer(x, context)
+                F = smallest_f(f)
+                if F is not None:
+                    sums[number] = F.astype(np.float64) if sums[number] is None else sums[number] + F
+            count += 1
+            progress(1)
+    return [None if total is None else pack_rising(total / count, step) for total in sums]

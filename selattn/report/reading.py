@@ -1,0 +1,133 @@
+"""From what a user gives (a text, a file, `paper`, `sample`) to token ids, and from ids to tokens as people write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from selattn.data.synthetic import TASKS, Task, make_task
+from selattn.data.tokenizer import MODEL_FILE, Tokenizer
+from selattn.errors import SelattnError
+from selattn.evaluate.subjects import tokenizer_of
+from selattn.report.examples import PAPER
+from selattn.utils.records import read_record
+
+RECORD = "training_record.json"
+SAMPLE = "sample"  # instead of a text: a sample of the task that a model was trained on
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+class Words(NamedTuple):
+    """A text as a model reads it."""
+
+    ids: list[int]
+    tokens: list[str]  # put together they are the text, but for special tokens such as <s>; "" goes on a character
+
+
+def given_text(name: str) -> str:
+    """What `--text` names: `paper`, or `sample`, or else a file."""
+    if name == "paper":
+        return PAPER
+    if name == SAMPLE:
+        return SAMPLE
+    try:
+        return Path(name).expanduser().read_text("utf-8")
+    except OSError as error:
+        raise SelattnError(f"cannot read {name}: {error.strerror}; --text takes a file, 'paper' or 'sample'") from None
+    except UnicodeDecodeError:
+        raise SelattnError(f"{name} is not text in UTF-8") from None
+
+
+class Reader:
+    """Reads text for the model of a folder: with its tokenizer, or in the tokens of the task that it was trained on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer: Tokenizer | None = None
+        self.task: Task | None = None
+        if (folder / MODEL_FILE).is_file():
+            self.tokenizer = tokenizer_of(folder)
+        else:
+            self.task = _task_of(folder)
+
+    def read(self, text: str, seed: int = 0) -> Words:
+        """The ids, the first of them <BOS>."""
+        if self.task is not None:
+            return self._read_task(self.task, text, seed)
+        assert self.tokenizer is not None
+        if text == SAMPLE:
+            raise SelattnError("'sample' is for models of a synthetic task; give this one a text")
+        if not text.strip():
+            raise SelattnError("the text is empty: give at least one word")
+        ids = [self.tokenizer.bos_id, *self.tokenizer.encode(text)]
+        special = {self.tokenizer.pad_id, self.tokenizer.eos_id, self.tokenizer.bos_id}
+        pieces = self.tokenizer.tokens(ids)
+        return Words(ids, as_written(pieces, [i in special for i in ids]))
+
+    def _read_task(self, task: Task, text: str, seed: int) -> Words:
+        names = task.tokens
+        if text == SAMPLE:
+            ids = [int(i) for i in task.dataset(seed, 1)[0]["input_ids"]]
+        else:
+            words = text.split()
+            number = {name: i for i, name in enumerate(names)}
+            wrong = next((word for word in words if word not in number), None)
+            if wrong is not None or not words:
+                known = ", ".join((*names[:4], names[-1]))
+                raise SelattnError(
+                    f"this model was trained on {task.name} and has no token {wrong!r}: write its tokens ({known}) "
+                    "with blanks between them, or 'sample'"
+                )
+            ids = [number[word] for word in words]
+            if names[0].startswith("<") and ids[0] != 0:
+                ids = [0, *ids]
+        return Words(ids, [names[i] if place == 0 else f" {names[i]}" for place, i in enumerate(ids)])
+
+
+def as_written(pieces: Sequence[str], special: Sequence[bool]) -> list[str]:
+    """SentencePiece's pieces as people write them: blanks for its marks, and characters for their bytes.
+
+    The bytes of a character are several tokens: the first has the character, the others have nothing.
+    """
+    found = [piece if known else piece.replace("▁", " ") for piece, known in zip(pieces, special, strict=True)]
+    matched = [None if known else _BYTE.fullmatch(piece) for piece, known in zip(pieces, special, strict=True)]
+    at = 0
+    while at < len(pieces):
+        if matched[at] is None:
+            at += 1
+            continue
+        values = []
+        for match in matched[at : at + 4]:
+            if match is None:
+                break
+            values.append(int(match[1], 16))
+        taken, character = _character(bytes(values))
+        found[at : at + taken] = [character, *[""] * (taken - 1)]
+        at += taken
+    return found
+
+
+def _character(raw: bytes) -> tuple[int, str]:
+    """How many of the bytes are one character, and that; a byte that begins none is shown as its number."""
+    for size in range(1, len(raw) + 1):
+        try:
+            return size, raw[:size].decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+    return 1, f"<{raw[0]:02X}>"
+
+
+def _task_of(folder: Path) -> Task:
+    """The synthetic task that a model was trained on, by its record."""
+    lacks = f"{folder} has no {MODEL_FILE}"
+    if not (folder / RECORD).is_file():
+        raise SelattnError(f"{lacks}: text can only be read with the tokenizer of the model")
+    try:
+        settings = dict(read_record(folder / RECORD)["run"]["data"])
+        name = settings.pop("kind")
+    except (KeyError, TypeError, ValueError):
+        raise SelattnError(f"{folder / RECORD} does not say what the model was trained on") from None
+    if name not in TASKS:
+        raise SelattnError(f"{lacks}, and it was trained on {name}: text can only be read with its tokenizer")
+    return make_task(name, **settings)

@@ -1,0 +1,298 @@
+"""The explorer in a real browser: what it shows is what Python has, and whatever a text says stays text."""
+
+import time
+
+import numpy as np
+import pytest
+
+from selattn.report.explorer import Page, explore
+from tests.report.browser import Tab, browser
+from tests.report.traces import random_trace
+
+NASTY = [
+    "<s>",
+    " <script>",
+    "alert(1)",
+    "</script>",
+    ' "quoted',
+    "'",
+    " שלום",
+    " مرحبا",
+    " 🙂",
+    "",
+    "\n",
+    " <img src=x onerror=alert(1)>",
+]
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    """A page of a real model: two policies, three budgets, and budgets that differ between layers."""
+    page = explore(
+        "zoo:variable-assignment-selective",
+        "sample",
+        policies=["selective", "h2o", "window+4"],
+        budgets=[4, 8, 16],
+        also=[("selective", [6, 12, 3])],
+    )
+    return page, page.save(tmp_path_factory.mktemp("zoo") / "page.html").as_uri()
+
+
+@pytest.fixture
+def tab(opened, request):
+    tabs = []
+
+    def open_tab(address, **how):
+        tabs.append(Tab(opened, address, **how))
+        return tabs[-1]
+
+    yield open_tab
+    for each in tabs:
+        assert each.said == []  # nobody complains
+        each.close()
+
+
+def written(page, tmp_path):
+    return page.save(tmp_path / "page.html").as_uri()
+
+
+def test_F_S_and_attention_are_pythons(zoo, tab):
+    page, address = zoo
+    (trace,) = page.traces
+    shown = tab(address)
+    rows, columns = np.tril_indices(trace.size)
+    for layer in range(trace.layers):
+        found = shown.ask(
+            f"""() => explorer.subjects[0].layer({layer}).then((x) =>
+                [Array.from(x.levels, (level) => level * x.step), Array.from(x.weights)])"""
+        )
+        assert np.array_equal(np.float32(found[0]), trace.F(layer)[rows, columns])
+        assert np.allclose(np.array(found[1]) / 255, trace.weights(layer)[rows, columns], atol=1e-6)
+        S = trace.S(layer)
+        for j in (1, 5, trace.size - 2):
+            listed = shown.ask(
+                f"""() => explorer.subjects[0].layer({layer}).then((x) =>
+                    maskers(x.levels, x.step, explorer.subjects[0].size, true, {j}))"""
+            )
+            much = np.zeros(trace.size)
+            much[[each["by"] for each in listed]] = [each["much"] for each in listed]
+            assert np.allclose(much, S[:, j], atol=1e-4)
+            assert [each["much"] for each in listed] == sorted((each["much"] for each in listed), reverse=True)
+
+
+def test_survivors_are_those_of_the_cache_at_every_budget_of_the_grid(zoo, tab):
+    page, address = zoo
+    (trace,) = page.traces
+    for number, run in enumerate(trace.runs):
+        budgets = ",".join(map(str, run["budgets"]))
+        policy = run["policy"].replace("+", "%2B")
+        for layer in range(trace.layers):
+            shown = tab(f"{address}#w={policy}&k={budgets}&l={layer}&p=30")
+            gone = shown.ask(
+                "() => [...document.querySelectorAll('.tokens .gone')].map((x) => Number(x.dataset.token))"
+            )
+            expected = np.flatnonzero(trace.evicted_at(number)[layer] <= 30)
+            assert gone == expected[expected <= 30].tolist()
+            assert shown.ask("() => document.querySelector('.badge').textContent") == "exact"
+            shown.context.close()
+
+
+def test_other_budgets_are_replayed_and_say_so(zoo, tab):
+    page, address = zoo
+    (trace,) = page.traces
+    shown = tab(f"{address}#w=selective&k=8,8,16&l=0&p=34")
+    assert shown.ask("() => document.querySelector('.badge').textContent") == "approximate"
+    # The first layer depends on no other: there a replay is what the model does.
+    at = shown.ask("() => Array.from(explorer.panes[0].drawn.gone.at)")
+    number = next(i for i, run in enumerate(trace.runs) if run["policy"] == "selective" and run["budgets"] == [8] * 3)
+    assert at == trace.evicted_at(number)[0].tolist()
+    shown.page.select_option(".controls label:has-text('layer') select >> nth=0", "1")
+    assert "(approximate)" in shown.ask(
+        "() => (explorer.choose(3), explorer.ready.then(() => document.body.innerText))"
+    )
+
+
+def test_windows_need_no_model(zoo, tab):
+    page, address = zoo
+    (trace,) = page.traces
+    for number, run in enumerate(trace.runs):
+        if run["policy"] == "window+4":
+            k = run["budgets"][0]
+            found = tab(address).ask(f"() => Array.from(replay({trace.size}, {k}, windowRank('window+4', {k})))")
+            assert found == trace.evicted_at(number)[0].tolist()
+
+
+def test_what_is_drawn_is_what_is_meant(zoo, tab):
+    page, address = zoo
+    (trace,) = page.traces
+    shown = tab(f"{address}#l=1&p=20")
+    drawn = shown.ask(
+        """() => [...document.querySelectorAll('.tokens span')].map((x) =>
+            [x.textContent, getComputedStyle(x).textDecorationColor, getComputedStyle(x).backgroundColor,
+             x.className])"""
+    )
+    F, weights = trace.F(1)[20], trace.weights(1)[20]
+    for place, (text, strike, behind, classes) in enumerate(drawn):
+        assert text == trace.tokens[place]
+        assert ("later" in classes) == (place > 20)
+        assert ("looks" in classes) == (place == 20)
+        assert alpha(strike) == pytest.approx(0 if place > 20 else 1 - np.exp(-F[place]), abs=0.011)
+        assert alpha(behind) == pytest.approx(0 if place > 20 else 0.7 * weights[place] / weights.max(), abs=0.011)
+
+
+def alpha(colour):
+    parts = colour[colour.index("(") + 1 : -1].split(",")
+    return float(parts[3]) if len(parts) == 4 else 1.0
+
+
+def test_a_click_tells_who_masked_it_and_when_it_left(zoo, tab):
+    page, address = zoo
+    (trace,) = page.traces
+    shown = tab(f"{address}#l=1&p=30&w=selective&k=8")
+    shown.page.click(".tokens span[data-token='5']")
+    said = shown.ask("() => document.querySelector('aside').innerText")
+    best = int(trace.S(1)[:, 5].argmax())
+    assert "token 5" in said
+    left = trace.evicted_at(1)[1][5]
+    assert f"Leaves this layer at step {left}" in said
+    first = shown.ask(
+        "() => [...document.querySelectorAll('aside tr[data-token]')].map((x) => Number(x.dataset.token))[0]"
+    )
+    assert first == best
+    assert "t=5" in shown.ask("() => location.hash")
+
+
+def test_the_keyboard(zoo, tab):
+    _, address = zoo
+    shown = tab(f"{address}#l=0&p=10&w=selective&k=8")
+    state = """() => [explorer.position, explorer.panes[0].state.layer, explorer.panes[0].state.budgets[0],
+        explorer.chosen, explorer.panes.length]"""
+    shown.press("ArrowRight", "ArrowRight", "ArrowLeft", "ArrowDown")
+    assert shown.ask(state) == [11, 1, 8, None, 1]
+    shown.press("]", "]", "[", "s", "Shift+ArrowLeft", "c")
+    after = shown.ask(state)
+    assert after[0] == 11
+    assert after[2] > 8
+    assert after[3:] == [10, 2]
+    shown.press("Escape", "Home", "c", "?")
+    assert shown.ask(state)[0] == 0
+    assert shown.ask(state)[3:] == [None, 1]
+    assert shown.page.is_visible("#keys")
+    shown.press("d")
+    assert shown.ask("() => document.documentElement.dataset.theme") == "dark"
+    shown.press("End", "Space")
+    shown.page.wait_for_function("() => explorer.position > 1 && explorer.position < 34", timeout=20_000)
+    shown.press("Space")
+    assert shown.ask("() => explorer.timer") is None
+
+
+def test_a_link_brings_back_the_same_view(zoo, tab):
+    _, address = zoo
+    shown = tab(f"{address}#l=2&p=17&w=selective&k=6,12,3&t=4&two=1&l2=1&w2=h2o&k2=8")
+    link = shown.ask("() => location.hash")
+    look = "() => explorer.panes.map((pane) => [pane.tokens.innerHTML, pane.side.innerText])"
+    again = tab(address + link)
+    assert again.ask("() => location.hash") == link
+    assert again.ask(look) == shown.ask(look)
+    assert again.ask("() => explorer.panes[0].state.budgets") == [6, 12, 3]
+    again.page.evaluate("() => { location.hash = '#p=3&l=1' }")
+    again.page.wait_for_function("() => explorer.position === 3")
+    assert again.ask("() => explorer.panes.length") == 1
+
+
+@pytest.mark.parametrize(
+    "link", ["#p=99999&l=77&w=no&k=x,y&t=-1&m=9&two=7", "#p=abc&k=,,,&w=%00", "#%ff&&&=", "#w=selective&k=1"]
+)
+def test_links_that_make_no_sense_are_made_to(zoo, tab, link):
+    _, address = zoo
+    shown = tab(address + link)
+    position, layer = shown.ask("() => [explorer.position, explorer.panes[0].state.layer]")
+    assert 0 <= position <= 34
+    assert 0 <= layer <= 2
+
+
+def test_a_text_stays_text(tab, tmp_path):
+    page = Page((random_trace(tokens=NASTY, model="<img src=x onerror=alert(2)>"),))
+    shown = tab(written(page, tmp_path) + "#t=1&w=selective&k=4")
+    signs = {"": "·", "\n": "⏎\n"}
+    assert shown.ask("() => [...document.querySelectorAll('.tokens span')].map((x) => x.textContent)") == [
+        signs.get(token, token) for token in NASTY
+    ]
+    for place in range(len(NASTY)):
+        shown.page.evaluate(f"() => explorer.select({place})")
+        shown.ready()
+    assert shown.ask("() => document.querySelectorAll('img').length") == 0
+    assert "<img src=x onerror=alert(2)>" in shown.ask("() => document.getElementById('about').textContent")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("two", ["", "&two=1"])
+def test_nothing_overflows_a_phone(tab, tmp_path, theme, two):
+    tokens = ["<s>", " " + "verylongword" * 12, *(f" w{i}" for i in range(58))]
+    page = Page((random_trace(size=60, layers=12, tokens=tokens, model="a/very/long/path/" * 6),))
+    shown = tab(written(page, tmp_path) + f"#p=50&t=1&w=selective&k=4{two}", width=390, height=844, color_scheme=theme)
+    shown.press("?")
+    assert shown.ask("() => document.documentElement.scrollWidth") <= 390
+    wide = shown.ask(
+        """() => [...document.querySelectorAll('body *')].filter((x) => {
+            const box = x.getBoundingClientRect();
+            return box.width > 0 && (box.right > 391 || box.left < -1);
+        }).map((x) => x.tagName + '.' + x.className)"""
+    )
+    assert wide == []
+
+
+def test_two_models_are_compared(tab, tmp_path):
+    page = Page((random_trace(model="one"), random_trace(seed=1, selective=False, model="two", size=10)))
+    shown = tab(written(page, tmp_path))
+    shown.page.click("#compare")
+    assert shown.ask("() => explorer.panes.map((pane) => pane.subject.model)") == ["one", "two"]
+    shown.press("End")
+    assert shown.ask("() => explorer.panes.map((pane) => pane.drawn.at)") == [11, 9]
+
+
+def test_a_page_of_512_tokens_and_12_layers_loads_in_time(tab, tmp_path):
+    page = Page((random_trace(size=512, layers=12),))
+    began = time.perf_counter()
+    shown = tab(written(page, tmp_path))
+    assert time.perf_counter() - began < 30  # of a busy machine; a quiet one takes a fraction of a second
+    assert shown.ask("() => explorer.opened") < 2
+
+
+def test_a_frame_of_a_notebook_shows_it(opened, tmp_path):
+    (tmp_path / "notebook.html").write_text(Page((random_trace(),))._repr_html_(), "utf-8")
+    context = opened.new_context()
+    notebook = context.new_page()
+    said = []
+    notebook.on("pageerror", lambda error: said.append(str(error)))
+    notebook.goto((tmp_path / "notebook.html").as_uri())
+    frame = notebook.frame_locator("iframe")
+    frame.locator("html[data-ready]").wait_for(state="attached", timeout=30_000)
+    frame.locator(".tokens span").nth(3).click()
+    frame.locator("aside tr[data-layer]").first.wait_for()
+    assert said == []
+    context.close()
+
+
+def test_new_text_is_typed_where_it_is_served(tab):
+    import threading
+
+    from selattn.report.explorer.server import Server
+
+    def read(text):
+        return Page((random_trace(tokens=["<s>", *(f" {word}" for word in text.split())], size=len(text.split()) + 1),))
+
+    with Server(Page((random_trace(),)), read) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        shown = tab(server.url)
+        shown.page.fill("#words", "three <b>new</b> words")
+        shown.page.click("#typed button")
+        shown.page.wait_for_function("() => explorer.subjects[0].size === 4")
+        assert shown.ask("() => document.querySelector('.tokens').textContent") == "<s> three <b>new</b> words"
+        server.shutdown()

@@ -1,0 +1,206 @@
+"""Each figure shows the numbers of its record: they are read back from what was drawn."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import selattn
+from selattn import plot
+from selattn.errors import SelattnError
+from selattn.report.figure import write_figure
+from selattn.report.mean import MeanF
+from selattn.report.packed import pack_rising
+from selattn.report.plot.style import cells, label, lines
+from selattn.report.plot.text import DARKEST
+from tests.report.traces import random_trace
+
+ROOT = Path(__file__).parents[2]
+
+
+def images(figure):
+    """The triangles of a figure, without its colour bars."""
+    return {axes.get_title(loc="left"): axes.images[0].get_array() for axes in figure.axes if axes.images}
+
+
+def by_gid(axes, kind):
+    found = {}
+    for artist in [*axes.patches, *axes.lines]:
+        name, _, place = str(artist.get_gid()).rpartition(" ")
+        if name == kind:
+            found[int(place)] = artist
+    return found
+
+
+def test_it_is_public():
+    assert selattn.plot is plot
+    assert "plot" in dir(selattn)
+
+
+@pytest.mark.parametrize("position", [None, 7])
+def test_tokens(position):
+    trace = random_trace()
+    at = 11 if position is None else position
+    figure = plot.tokens(trace, position=position)
+    most = max(trace.weights(layer)[at].max() for layer in range(3))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["layer 0", "layer 1", "layer 2"]
+    for layer, axes in enumerate(figure.axes):
+        lit, struck = by_gid(axes, "attention"), by_gid(axes, "masking")
+        assert [text.get_text() for text in axes.texts] == ["<s>", *(f"w{i}" for i in range(1, at + 1))]
+        F = trace.F(layer)[at]
+        for place in range(at + 1):
+            share = lit[place].get_facecolor()[3] / DARKEST * most
+            assert share == pytest.approx(trace.weights(layer)[at, place], abs=1e-6)
+            assert (place in struck) == (F[place] > 0)
+            if place in struck:
+                assert struck[place].get_alpha() == pytest.approx(1 - np.exp(-F[place]))
+
+
+def test_words():
+    trace = random_trace(size=40)
+    for layer, axes in enumerate(plot.words(trace).axes):
+        for place, box in by_gid(axes, "left").items():
+            assert box.get_facecolor()[3] / DARKEST == pytest.approx(np.exp(-trace.F(layer)[-1, place]), abs=1e-6)
+
+
+def test_masking():
+    trace = random_trace()
+    found = images(plot.masking(trace))
+    assert list(found) == ["layer 0", "layer 1", "layer 2"]
+    for layer, drawn in enumerate(found.values()):
+        assert np.array_equal(np.ma.getmaskarray(drawn), np.triu(np.ones((12, 12), bool), 1))
+        assert np.array_equal(drawn.filled(0), trace.F(layer))
+    assert list(images(plot.masking(trace, layers=[2]))) == ["layer 2"]
+    with pytest.raises(SelattnError, match="no layer of this model selects"):
+        plot.masking(random_trace(selective=False))
+    with pytest.raises(SelattnError, match="no layer 5"):
+        plot.masking(trace, layers=[5])
+
+
+def mean(seed, layers=2, size=6):
+    F = np.tril(np.random.default_rng(seed).random((layers, size, size)).cumsum(1))
+    return MeanF(f"run {seed}", "text", 5, size, [pack_rising(each, 1 / 64) for each in F])
+
+
+def test_means():
+    one, two = mean(0), mean(1)
+    drawn = images(plot.masking_mean(one))
+    assert all(np.array_equal(drawn[f"layer {layer}"].filled(0), one.F(layer)) for layer in range(2))
+    both = [axes.images[0].get_array().filled(0) for axes in plot.stability(one, two).axes if axes.images]
+    for found, (run, layer) in zip(both, [(run, layer) for run in (one, two) for layer in range(2)], strict=True):
+        assert np.array_equal(found, run.F(layer))
+    with pytest.raises(SelattnError, match="two runs of one kind"):
+        plot.stability(one, mean(1, layers=3))
+
+
+@pytest.mark.parametrize("run", [0, 1])
+def test_kept(run):
+    trace = random_trace()
+    figure = plot.kept(trace, run=run)
+    for layer, drawn in enumerate(images(figure).values()):
+        assert np.array_equal(drawn.filled(0) > 0, trace.kept(layer, run))
+    factor = 12 / trace.runs[run]["budgets"][0]
+    assert f"{factor:.1f} times less memory" in figure.get_suptitle()
+    with pytest.raises(SelattnError, match="0 runs with budgets"):
+        plot.kept(random_trace(runs=False))
+
+
+def test_attention():
+    traces = random_trace(model="a"), random_trace(seed=1, selective=False, model="b")
+    figure = plot.attention(*traces)
+    drawn = [axes.images[0].get_array().filled(0) for axes in figure.axes if axes.images]
+    expected = [trace.weights(layer) for trace in traces for layer in range(3)]
+    assert len(drawn) == 6
+    assert all(np.array_equal(a, b) for a, b in zip(drawn, expected, strict=True))
+    with pytest.raises(SelattnError, match="at least one"):
+        plot.attention()
+
+
+def test_tradeoff():
+    record = json.loads((ROOT / "results" / "tradeoff.json").read_text())
+    figure = plot.tradeoff(record)
+    for axes, text in zip(figure.axes, record["texts"], strict=False):
+        drawn = {line.get_label(): line.get_xydata() for line in axes.lines}
+        for curve in record["curves"]:
+            points = sorted(curve["points"], key=lambda point: -point["kv_size"])
+            assert np.allclose(drawn[curve["name"]], [(point["kv_size"], point["loss"][text]) for point in points])
+    with pytest.raises(SelattnError, match="eval --curve"):
+        plot.tradeoff({"runs": []})
+
+
+def run(kind, loss, seed=0, size=192, heads=3, context=512, parameters=2_000_000):
+    model = {"hidden_size": size, "num_hidden_layers": 3, "num_attention_heads": heads, "attention": [kind]}
+    return {
+        "run": kind,
+        "seed": seed,
+        "config": {"model": model, "data": {"context": context}},
+        "parameters": parameters,
+        "evaluation": {"validation": {"loss": loss}},
+        "evaluations": [{"step": step, "validation": {"loss": loss + 1 / step}} for step in (1, 2, 4)],
+    }
+
+
+def test_curves():
+    record = {"runs": [run("standard", 3.0), run("standard", 3.2, seed=1), run("selective", 2.0)]}
+    axes = plot.curves(record).axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert np.allclose(drawn["standard (2 seeds)"], [(1, 4.1), (2, 3.6), (4, 3.35)])
+    assert np.allclose(drawn["selective"], [(1, 3.0), (2, 2.5), (4, 2.25)])
+    with pytest.raises(SelattnError, match="no record has a loss"):
+        plot.curves({"runs": []})
+
+
+def test_scaling():
+    runs = [
+        *(run(kind, loss, size=size, heads=size // 64, parameters=size * 1000)
+          for kind, size, loss in (("standard", 128, 3.0), ("standard", 256, 2.5), ("selective", 128, 2.8))),
+        run("standard", 3.4, seed=1, size=128, heads=2, parameters=128_000),
+        run("standard", 2.2, size=128, heads=2, context=1024, parameters=128_000),
+        run("standard", 2.9, size=128, heads=4, parameters=150_000),
+    ]  # fmt: skip
+    figure = plot.scaling({"runs": runs})
+    panels = {axes.get_xlabel(): axes for axes in figure.axes}
+    assert list(panels) == ["parameters, millions", "context size, tokens", "attention heads"]
+
+    def line(axes, *points):
+        return any(
+            np.allclose(sorted(line.get_xydata().tolist()), points) for line in axes.lines if len(line.get_xdata()) == 2
+        )
+
+    assert line(panels["parameters, millions"], (0.128, 3.2), (0.256, 2.5))
+    assert line(panels["context size, tokens"], (512, 3.2), (1024, 2.2))
+    assert line(panels["attention heads"], (2, 3.2), (4, 2.9))
+    with pytest.raises(SelattnError, match="size, context, heads"):
+        plot.scaling({"runs": runs}, against=["depth"])
+    with pytest.raises(SelattnError, match="no training runs"):
+        plot.scaling({})
+
+
+@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+def test_every_format_is_written_and_the_same_twice(suffix, tmp_path):
+    trace = random_trace(tokens=["<s>", " $x$", "\n", " ", "", "🙂", " שלום", " <b>", "\t", " a", "b", " c"])
+    for draw in (plot.tokens, plot.masking):
+        written = [write_figure(draw(trace), tmp_path / f"{number}.{suffix}").read_bytes() for number in (0, 1)]
+        assert written[0] == written[1]
+        assert len(written[0]) > 1000
+
+
+def test_letters_that_the_font_lacks_are_boxes():
+    assert [label(token) for token in (" a", " ", "\n", "🙂", "a b")] == ["a", "␣", "⏎", "□", "a␣b"]
+    assert cells("") == 1
+
+
+def test_lines_break_between_words():
+    tokens = [" ab", "cd", " ef", "\n", " gh", " " + "x" * 30]
+    assert list(lines(tokens, 8)) == [(0, 0), (0, 2), (0, 5), (0, 7), (1, 0), (2, 0)]
+
+
+def test_no_text_lies_over_another():
+    """Blocks of text are laid out by hand: no two tokens of a line meet."""
+    trace = random_trace(size=200)
+    axes = plot.tokens(trace, layers=[0]).axes[0]
+    boxes = sorted((patch.get_y(), patch.get_x(), patch.get_width()) for patch in by_gid(axes, "attention").values())
+    for (y, x, width), (next_y, next_x, _) in itertools.pairwise(boxes):
+        assert next_y > y or next_x >= x + width - 0.31

@@ -1,0 +1,109 @@
+"""The served explorer: this machine only, its own name only, small requests only, and nothing brings it down."""
+
+import http.client
+import json
+import random
+import socket
+import threading
+
+import pytest
+
+from selattn.errors import SelattnError
+from selattn.report.explorer import Page
+from selattn.report.explorer.server import MOST_BODY, Server
+from tests.report.traces import random_trace
+
+
+def read(text):
+    if text == "bad":
+        raise SelattnError("the text is bad")
+    return Page((random_trace(size=4, layers=1, model=text),))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with Server(Page((random_trace(),)), read) as found:
+        threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        yield found
+        found.shutdown()
+
+
+def ask(server, method="GET", path="/", body=None, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+    reply = connection.getresponse()
+    found = reply.status, reply.read(), reply.headers
+    connection.close()
+    return found
+
+
+def post(server, text, **headers):
+    return ask(server, "POST", "/trace", json.dumps({"text": text}), **{"Content_Type": "application/json", **headers})
+
+
+def test_it_serves_the_page_and_new_ones(server):
+    status, body, headers = ask(server)
+    assert status == 200
+    assert b"What is forgotten" in body
+    assert headers["X-Frame-Options"] == "DENY"
+    status, body, _ = post(server, "hello", Origin=f"http://localhost:{server.server_port}")
+    assert status == 200
+    assert json.loads(body)["header"]["subjects"][0]["model"] == "hello"
+    status, body, _ = post(server, "bad")
+    assert (status, json.loads(body)) == (400, {"error": "the text is bad"})
+
+
+def test_it_is_on_this_machine_only(server):
+    assert server.server_address[0] == "127.0.0.1"
+    with pytest.raises(SelattnError, match="choose another with --port"):
+        Server(Page((random_trace(),)), read, server.server_port)
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "localhost:1", "evil.example:{}", "[::1]:{}", ""])
+def test_other_hosts_are_refused(server, host):
+    name = host.format(server.server_port)
+    assert ask(server, Host=name)[0] == 403
+    assert post(server, "hello", Host=name)[0] == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "https://localhost:{}", "http://localhost:1", "http://localhost"]
+)
+def test_other_origins_are_refused(server, origin):
+    assert post(server, "hello", Origin=origin.format(server.server_port))[0] == 403
+    assert ask(server, Origin=origin.format(server.server_port))[0] == 403
+
+
+def test_requests_are_small_and_of_one_form(server):
+    assert post(server, "x" * MOST_BODY)[0] == 413
+    assert ask(server, "POST", "/trace", "{}", Content_Type="text/plain")[0] == 415
+    assert ask(server, "POST", "/other", "{}", Content_Type="application/json")[0] == 404
+    assert ask(server, "GET", "/etc/passwd")[0] == 404
+    for body in ("{}", "[]", "7", '{"text": 3}', "no json", '{"text": "\\ud800"}', "[" * 5000):
+        assert ask(server, "POST", "/trace", body, Content_Type="application/json")[0] == 400
+    assert ask(server, "DELETE", "/")[0] == 501
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as raw:
+        raw.sendall(
+            f"POST /trace HTTP/1.1\r\nHost: localhost:{server.server_port}\r\nContent-Length: -5\r\n\r\n".encode()
+        )
+        assert b" 411 " in raw.recv(1000)
+
+
+def test_a_thousand_random_requests_do_not_bring_it_down(server, capfd):
+    chance = random.Random(0)
+    port = server.server_port
+    parts = [
+        *(b"GET ", b"POST ", b"/ ", b"/trace ", b"HTTP/1.1\r\n", b"HTTP/9", b"\r\n", b"\r\n\r\n", b": ", b"\x00\xff"),
+        *(b"Host: ", b"localhost:%d" % port, b"Content-Length: ", b"99999999999", b"12", b'{"text": "a"}', b"\xc3\xa9"),
+        *(b"Content-Type: application/json\r\n", b"Transfer-Encoding: chunked\r\n", b"Origin: x\r\n"),
+        *(b"Expect: 100-continue\r\n", b"Host: localhost:%d\r\n" % port),
+    ]
+    for _ in range(1000):
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+            message = b"".join(chance.choice(parts) for _ in range(chance.randrange(12)))
+            raw.sendall(message + chance.randbytes(chance.randrange(20)))
+            if chance.random() < 0.1:
+                raw.shutdown(socket.SHUT_WR)
+    assert ask(server)[0] == 200
+    assert post(server, "still here")[0] == 200
+    assert capfd.readouterr().err == ""
