@@ -1,5 +1,6 @@
 """Measuring the attention backends beside PyTorch's flash attention, for `selattn bench` and benchmarks/."""
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -9,7 +10,8 @@ from torch.nn import functional as nnf
 
 from selattn.errors import SelattnError
 from selattn.ops import backends, selective_attention
-from selattn.timing import medians
+from selattn.utils.memory import available_memory
+from selattn.utils.timing import medians
 
 RIVAL = "flash"  # PyTorch's scaled_dot_product_attention(is_causal=True)
 CHECK_LENGTH = 333
@@ -23,6 +25,23 @@ class Shape(NamedTuple):
     heads: int = 12
     dim: int = 64
     dtype: torch.dtype = torch.float32
+
+
+def check_memory(lengths: Iterable[int], shape: Shape, reference_limit: int) -> None:
+    """Raise for sizes that do not fit into the memory that is free: the system would kill the process half-way.
+
+    A low estimate: query, key, value, the output and their gradients, the whole matrices of `reference` in fp64, and
+    the F of all pairs that `sdpa` makes.
+    """
+    free, rows = available_memory(), shape.batch * shape.heads
+    for n in (CHECK_LENGTH, *lengths):
+        needed = 8 * rows * n * shape.dim * shape.dtype.itemsize
+        needed += 2 * rows * n * n * 8 if n <= reference_limit else shape.batch * n * n * 4
+        if needed > free:
+            raise SelattnError(
+                f"{shape.batch} x {shape.heads} heads of {shape.dim} at N = {n:,} need {needed / 1e9:,.1f} GB or more, "
+                f"and {free / 1e9:.1f} GB are free: choose smaller sizes"
+            )
 
 
 def inputs(n: int, shape: Shape, forgets: bool, seed: int) -> tuple[Tensor, ...]:

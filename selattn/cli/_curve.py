@@ -8,17 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli._text import texts_of
+from selattn.cli import _options
+from selattn.cli._text import skipped, texts_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.cache import Budgets
     from selattn.evaluate.batches import Batch
     from selattn.evaluate.curve import Curve, Point
     from selattn.evaluate.parts import Key, Parts
     from selattn.evaluate.team import Team
+    from selattn.eviction import Budgets
+
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,12 @@ class Line:
 def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure every curve on the same rows, read off where it reaches the baseline, draw and record."""
     from selattn.cli._bar import rows_bar
-    from selattn.cli._parts import kept_parts
+    from selattn.cli._parts import kept_parts, write_whole
     from selattn.evaluate.curve import Curve, halves
-    from selattn.evaluate.subjects import fingerprint
+    from selattn.evaluate.subjects import check_context, fingerprint, training_seed
     from selattn.models.summary import read_config
-    from selattn.records import write_record
 
-    if not args.data or args.tasks or args.speed:
-        raise SelattnError("--curve measures the loss on --data, and nothing else")
-    if args.figure and args.figure.suffix not in (".png", ".svg", ".pdf"):
-        raise SelattnError(f"--figure must end with .png, .svg or .pdf, not {args.figure}")
-    figure_of(args)  # refuses one that would take the place of the record, before anything is measured
+    figure_of(args)  # refuses one that cannot be drawn, before anything is measured
     curves = [Curve.parse(text) for text in args.models]
     baseline = None if args.baseline is None else Curve.parse(args.baseline)
     before = None if args.extend is None else read_curves(args.extend, curves, baseline)
@@ -59,9 +58,13 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         raise SelattnError(f"the baseline is a model as it is, not {args.baseline}: give MODEL or NAME=MODEL")
     check_vocabularies([curve.folder for curve in (*curves, *filter(None, [baseline]))])
     context = args.context or read_config(curves[0].folder).max_position_embeddings
-    sizes = sorted({size for size in args.sizes or halves(context) if size <= context}, reverse=True)
-    if not sizes:
-        raise SelattnError(f"--sizes are all larger than the context of {context} tokens: give smaller ones")
+    for curve in (*curves, *filter(None, [baseline])):
+        check_context(curve.model, read_config(curve.folder), context)
+    if args.sizes and max(args.sizes) > context:
+        raise SelattnError(f"--sizes has {max(args.sizes)}, more than the context of {context} tokens: leave it out")
+    if args.extend is None and not any(curve.sizes or curve.search for curve in curves):
+        _options.refuse(args, ["sizes"], "no curve has several points: write MODEL@SEARCH or MODEL@sizes:POLICY")
+    sizes = sorted(set(args.sizes or halves(context)), reverse=True)
     points = [(curve, *points_of(curve, sizes, context)) for curve in (*filter(None, [baseline]), *curves)]
     texts, around = make_texts(args, curves[0].folder, context, team)
     frame = {
@@ -86,13 +89,14 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
             return
         base = before and before["baseline"]
         if baseline is not None:
-            base = {"name": baseline.name, **found.pop(0)[1][0].to_json()}
+            trained = {"model": baseline.model, "training_seed": training_seed(baseline.folder)}
+            base = {"name": baseline.name, **trained, **found.pop(0)[1][0].to_json()}
         data = {**frame, "baseline": base, "curves": collect(context, found, base["loss"] if base else {})}
         if before is not None:
             origin = {name: before[name] for name in ("command", "date", "machine")}
             data |= {"extends": origin, "curves": [*before["curves"], *data["curves"]]}
         if args.record:
-            write_record(args.record, data, seed=args.seed)
+            write_whole(args.record, data, args.seed)
         figure = draw_curves(data, args)
         parts.remove()
         show_files(args.record, figure, console)
@@ -115,15 +119,16 @@ def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team)
 
     tokenizer, texts = tokenizer_of(folder), texts_of(args)
     rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts.items()}
-    read = {name: text_key(text, rows[name]) for name, text in texts.items()}
+    skip = skipped(args)
+    read = {name: text_key(text, rows[name], args.rows, skip) for name, text in texts.items()}
     around = {"texts": read, "context": context, "rows": args.rows, "skip": args.skip, "batch": args.batch}
-    return {name: make_batches(found.take(args.rows, args.skip), args.batch) for name, found in rows.items()}, around
+    return {name: make_batches(found.take(args.rows, skip), args.batch) for name, found in rows.items()}, around
 
 
 def points_of(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budgets | None], str | None]:
     """The budgets of a curve's points, and the policy."""
-    from selattn.cache import Budgets
     from selattn.evaluate.curve import nearest
+    from selattn.eviction import Budgets
     from selattn.prune.path import read_path, read_settings
 
     if curve.search is not None:
@@ -169,8 +174,8 @@ def measure_line(
 
 def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> dict[str, Any]:
     """A record to which these are to be added."""
-    from selattn.records import read_record
     from selattn.report.seeds import merge_curves
+    from selattn.utils.records import read_record
 
     found = read_record(file)
     if "curves" not in found or "records" in found:
@@ -191,6 +196,7 @@ def collect(
     Those of one name are one curve: local models of several windows are its points.
     """
     from selattn.evaluate.curve import at_losses
+    from selattn.evaluate.subjects import training_seed
 
     curves = []
     for name in dict.fromkeys(line.curve.name for line, _ in found):
@@ -199,6 +205,7 @@ def collect(
         of = [
             {
                 "model": line.curve.model,
+                "training_seed": training_seed(line.curve.folder),
                 "policy": line.policy,
                 "search": None if line.curve.search is None else str(line.curve.search),
             }
@@ -215,10 +222,15 @@ def sizes_of(batches: Sequence[Batch]) -> dict[str, int]:
 
 
 def figure_of(args: argparse.Namespace) -> Path | None:
-    """Where the figure belongs, if one is wanted: --figure, or beside the record."""
+    """Where the figure belongs, if one is wanted: --figure, or beside the record; raises if it cannot go there."""
+    from selattn.utils.records import check_output
+
     figure: Path | None = args.figure or (args.record.with_suffix(".png") if args.record else None)
+    if figure and figure.suffix not in FORMATS:
+        raise SelattnError(f"--figure must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {figure}")
     if figure and args.record and figure.absolute() == args.record.absolute():
         raise SelattnError(f"the figure would take the place of the record {figure}: let the record end with .json")
+    check_output(figure)
     return figure
 
 

@@ -21,6 +21,7 @@ def collect(name: str) -> dict[str, dict[str, Any]]:
     import torch
 
     from selattn.models.summary import parameters_by_part, read_config, read_json
+    from selattn.models.weights import check_weights
     from selattn.models.zoo import find_model
 
     folder = find_model(name)
@@ -28,6 +29,8 @@ def collect(name: str) -> dict[str, dict[str, Any]]:
     counts = parameters_by_part(config)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
     files = sorted(folder.glob("*.safetensors"))
+    if files:
+        check_weights(folder, config)
     found: dict[str, dict[str, Any]] = {
         "model": {
             "folder": str(folder),

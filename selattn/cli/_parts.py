@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from selattn.evaluate.parts import Key, Parts
     from selattn.evaluate.team import Team
-    from selattn.evaluate.text import Text, TextRows
+    from selattn.evaluate.text import Searched, Text, TextRows
 
 
 @contextmanager
@@ -27,8 +27,21 @@ def kept_parts(record: Path | None, keys: Sequence[Key], team: Team, console: Co
         yield parts
 
 
-def text_key(text: Text, rows: TextRows) -> dict[str, Any]:
-    """What the rows of a text depend on."""
-    import dataclasses
+def write_whole(record: Path, data: dict[str, Any], seed: int) -> None:
+    """The record; if it cannot be written, what was measured is not lost."""
+    from selattn.errors import SelattnError
+    from selattn.utils.records import write_record
 
-    return {"text": dataclasses.asdict(text), "tokens": rows.checksum}
+    try:
+        write_record(record, data, seed)
+    except SelattnError as error:
+        raise SelattnError(f"{error}; what was measured is kept beside it, and the same command goes on") from None
+
+
+def text_key(text: Text, rows: TextRows, count: int | None, skip: int | Searched) -> dict[str, Any]:
+    """What the rows that are taken of a text depend on, and which those are."""
+    import dataclasses
+    import hashlib
+
+    taken = hashlib.blake2b(str(rows.numbers(count, skip)).encode(), digest_size=8).hexdigest()
+    return {"text": dataclasses.asdict(text), "tokens": rows.checksum, "taken": taken}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli._text import texts_of
+from selattn.cli._text import skipped, texts_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,12 +48,11 @@ class Plan:
 
 def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure what has not been measured before, show, record."""
-    from selattn.cli._parts import kept_parts
+    from selattn.cli._parts import kept_parts, write_whole
     from selattn.evaluate.subjects import Subject
-    from selattn.records import write_record
 
     files = task_files(args)
-    subjects = [Subject.parse(text) for text in args.models]
+    subjects = [Subject.parse(text, args.policy) for text in args.models]
     plans = [make_plan(args, subject, files, team) for subject in subjects]
     with kept_parts(args.record, [key for plan in plans for key in plan.keys], team, console) as parts:
         found = [evaluate(args, plan, files, team, parts) for plan in plans]
@@ -61,7 +60,7 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
             return
         if args.record:
             settings = {name: getattr(args, name) for name in ("split", "layout", "rows", "skip", "limit", "batch")}
-            write_record(args.record, {"settings": settings, "models": found}, seed=args.seed)
+            write_whole(args.record, {"settings": settings, "models": found}, args.seed)
             parts.remove()
             console.print(f"recorded in {args.record}", soft_wrap=True)
         show(found, console)
@@ -83,16 +82,17 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
     """Everything that was asked for about one model, and what it depends on."""
     from selattn.cli._parts import text_key
     from selattn.evaluate.kv_size import kv_size
-    from selattn.evaluate.subjects import digest, fingerprint, tokenizer_of
+    from selattn.evaluate.subjects import check_context, digest, fingerprint, tokenizer_of
     from selattn.models.summary import parameters_by_part
 
     config = subject.config()
     context = args.context or config.max_position_embeddings
+    check_context(subject.name, config, context)
     size = kv_size(config, context)
     model = {
         "fingerprint": fingerprint(subject.folder),
         "budgets": None if config.budgets is None else config.budgets.to_json(),
-        "policy": config.cache_policy,
+        "policy": subject.policy_name(),
     }
     about = {
         "model": subject.name,
@@ -110,7 +110,7 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
     for name, text in texts_of(args).items():
         rows = text.rows(tokenizer, context, progress=team.leads)
         chosen = {"context": context, "rows": args.rows, "skip": args.skip, "batch": args.batch}
-        texts[name] = rows, {"part": "text", **model, **chosen, **text_key(text, rows)}
+        texts[name] = rows, {"part": "text", **model, **chosen, **text_key(text, rows, args.rows, skipped(args))}
     for name, file in files.items():
         tasks[name] = {
             "part": "task",
@@ -120,7 +120,8 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
             "questions": None if file is None else digest([file]),
             **{name: getattr(args, name) for name in ("limit", "batch", "seed")},
         }
-    decoding = {"part": "decoding", **model, "context": context, "seed": args.seed} if args.speed else None
+    speed = {"part": "decoding", "gives": "quartiles", **model, "context": context, "seed": args.seed}
+    decoding = speed if args.speed else None
     return Plan(subject, context, about, texts, tasks, decoding)
 
 
@@ -160,7 +161,7 @@ def text_loss(
     from selattn.cli._bar import rows_bar
     from selattn.evaluate import log_perplexity, make_batches
 
-    chosen = rows.take(args.rows, args.skip)
+    chosen = rows.take(args.rows, skipped(args))
     batches = make_batches(chosen, args.batch)
     with rows_bar(title, len(team.share(batches)) * args.batch, team.leads) as tick:
         loss = log_perplexity(load(), batches, team=team, tick=tick)
@@ -184,19 +185,22 @@ def task_results(
     import functools
 
     from rich.console import Console
-    from transformers import AutoTokenizer
 
     from selattn.evaluate.tasks import make_scorer, run_task
+    from selattn.models.summary import read_config
+    from selattn.models.tokenizer import load_tokenizer
 
     console = Console(stderr=True, highlight=False)
 
     @functools.cache
     def scorer() -> Any:
-        return make_scorer(load(), AutoTokenizer.from_pretrained(plan.subject.folder), args.batch)
+        folder = plan.subject.folder
+        return make_scorer(load(), load_tokenizer(folder, read_config(folder).vocab_size), args.batch)
 
     def measure(name: str) -> dict[str, Any]:
+        asked = scorer()  # first: a model that cannot be read is one line
         console.print(f"{plan.subject.name}: {name}", soft_wrap=True, markup=False)
-        return run_task(scorer(), name, files[name], args.limit, args.seed)
+        return run_task(asked, name, files[name], args.limit, args.seed)
 
     return {name: parts.get(key, functools.partial(measure, name), alone=True) for name, key in plan.tasks.items()}
 
@@ -218,7 +222,9 @@ def show(found: list[dict[str, Any]], console: Console) -> None:
         cells.append(f"{one['kv']['memory_factor']:.2f}")
         if "decoding" in one:
             speed = one["decoding"]
-            cells += [f"{speed['cache_bytes']:,}", f"{speed['full_bytes']:,}", f"{speed['tokens_per_second']:.1f}"]
+            low, high = speed["quartiles"]
+            cells += [f"{speed['cache_bytes']:,}", f"{speed['full_bytes']:,}"]
+            cells.append(f"{speed['tokens_per_second']:.1f} ({low:.1f} to {high:.1f})")
         table.add_row(one["model"], *cells)
     console.print(table)
     if "tasks" not in found[0]:

@@ -4,8 +4,9 @@ Times are ratios within one run. Leave the machine alone meanwhile: a second bus
 """
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from selattn.cli import _options
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,16 +21,16 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Register the command."""
     parser = subparsers.add_parser("bench", help="time the attention backends on this machine", description=__doc__)
     parser.add_argument(
-        "--n", type=int, nargs="+", default=[512, 2048], metavar="N", help="lengths (default: 512 2048)"
+        "--n", type=_options.whole(1), nargs="+", default=[512, 2048], metavar="N", help="lengths (default: 512 2048)"
     )
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--heads", type=int, default=12)
-    parser.add_argument("--dim", type=int, default=64, help="of a head (default: 64)")
+    parser.add_argument("--batch", type=_options.whole(1), default=1)
+    parser.add_argument("--heads", type=_options.whole(1), default=12)
+    parser.add_argument("--dim", type=_options.whole(1), default=64, help="of a head (default: 64)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--nothing-forgotten", action="store_true", help="inputs that never select: the worst case")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write a JSON record")
+    parser.add_argument("--repeats", type=_options.whole(1), default=5)
+    parser.add_argument("--seed", type=_options.seed, default=0)
+    parser.add_argument("--out", type=_options.path, metavar="FILE", help="also write a JSON record")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,17 +39,14 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.progress import Progress
 
-    from selattn import native, records
     from selattn.cli import _bench
-    from selattn.errors import SelattnError
     from selattn.ops import backends
+    from selattn.utils import native, records
 
-    for name in ("batch", "heads", "dim", "repeats", "n"):
-        value = getattr(args, name)
-        if min(value if isinstance(value, list) else [value]) < 1:
-            raise SelattnError(f"--{name} must be at least 1")
+    records.check_output(args.out)
     console = Console(highlight=False)
     shape = _bench.Shape(args.batch, args.heads, args.dim, getattr(torch, args.dtype))
+    _bench.check_memory(args.n, shape, REFERENCE_LIMIT)
     names = [name for name, missing in backends().items() if missing is None]
     rows: list[dict[str, Any]] = []
     forgets = not args.nothing_forgotten

@@ -7,14 +7,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from selattn.cli import _options
 from selattn.errors import SelattnError
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Register the command."""
     parser = subparsers.add_parser("convert", help="take over a llama2.c checkpoint", description=__doc__)
-    parser.add_argument("source", type=Path, metavar="FOLDER", help="with the checkpoint and its tok*.bin")
-    parser.add_argument("out", type=Path, metavar="OUT", help="the model folder to make")
+    parser.add_argument("source", type=_options.path, metavar="FOLDER", help="with the checkpoint and its tok*.bin")
+    parser.add_argument("out", type=_options.path, metavar="OUT", help="the model folder to make")
     parser.add_argument(
         "--attention", default="standard", help="kind of attention (default: standard, what was trained)"
     )
@@ -23,16 +24,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert."""
     checkpoint, pieces = find_files(args.source)
-    if args.out.exists():
-        raise SelattnError(f"{args.out} exists already: delete it, or choose another folder")
+    _options.new_folder(args.out)
 
     from transformers.utils import logging
 
     from selattn.data import Tokenizer
-    from selattn.data.folders import make_folder
     from selattn.data.llama2c import sentencepiece_from_llama2c
     from selattn.data.tokenizer import MODEL_FILE
     from selattn.models import from_llama2c
+    from selattn.utils.folders import folders_for, make_folder
 
     logging.disable_progress_bar()
     tokens = sentencepiece_from_llama2c(pieces)
@@ -49,13 +49,16 @@ def run(args: argparse.Namespace) -> int:
         tokenizer.save_pretrained(part)
         model.save_pretrained(part)
 
-    make_folder(args.out, fill)
+    with folders_for(args.out.parent):
+        make_folder(args.out, fill)
     print(f"{checkpoint} is now the model {args.out}")
     return 0
 
 
 def find_files(folder: Path) -> tuple[Path, Path]:
     """The checkpoint and the tokenizer."""
+    if not folder.is_dir():
+        raise SelattnError(f"there is no folder {folder}: give the one with the checkpoint")
     files = sorted(folder.glob("*.bin"))
     tokens = [file for file in files if file.name.startswith("tok")]
     models = [file for file in files if file not in tokens]

@@ -4,13 +4,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli._text import add_reading_options
+from selattn.cli import _options
+from selattn.cli._text import READING, add_reading_options, check_reading, reading_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from selattn.data import Reading
+
+VOCABULARY = 8000  # tokens of a tokenizer that is trained
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -20,42 +23,58 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
     show = actions.add_parser("show", help="print a few samples", description="Print a few samples of a task or text.")
     show.add_argument("name", help="variable-assignment, copy, parity, or a source of text as in `build`")
-    show.add_argument("--samples", type=int, default=3, metavar="N", help="how many (default: 3)")
-    show.add_argument("--seed", type=int, default=0, help="of a task (default: 0)")
+    show.add_argument("--samples", type=_options.whole(1), default=3, metavar="N", help="how many (default: 3)")
+    show.add_argument("--seed", type=_options.seed, help="of a task (default: 0)")
     show.add_argument("--set", action="append", default=[], metavar="NAME=N", help="a setting of a task; repeatable")
-    show.add_argument("--split", default="train", help="of a text (default: train)")
+    show.add_argument("--split", help="of a text (default: train)")
     _reading_options(show)
 
     build = actions.add_parser("build", help="tokenize a text", description="Turn a text into token stores.")
     build.add_argument("source", help="c4, wikitext, lm1b, hub:OWNER/NAME, a file, a folder, or embedded")
-    build.add_argument("--out", type=Path, metavar="DIR", help="folder to make (default: in the cache)")
-    build.add_argument("--vocab", type=int, default=8000, metavar="N", help="tokens to train (default: 8000)")
-    build.add_argument("--tokenizer", type=Path, metavar="FILE", help="use this SentencePiece model, train none")
+    build.add_argument("--out", type=_options.path, metavar="FOLDER", help="folder to make (default: in the cache)")
+    build.add_argument(
+        "--vocab", type=_options.whole(1, 2**31 - 1), metavar="N", help="tokens to train (default: 8000)"
+    )
+    build.add_argument(
+        "--tokenizer", type=_options.path, metavar="FILE", help="use this SentencePiece model, train none"
+    )
     build.add_argument("--split", nargs="+", default=["train", "validation"], help="default: train validation")
-    build.add_argument("--threads", type=int, default=1, metavar="N", help="for tokenizing (default: 1)")
+    build.add_argument(
+        "--threads", type=_options.whole(1, 1024), default=1, metavar="N", help="for tokenizing (default: 1)"
+    )
     _reading_options(build)
 
 
 def _reading_options(parser: argparse.ArgumentParser) -> None:
     add_reading_options(parser)
-    parser.add_argument("--limit", type=int, metavar="N", help="read at most so many documents of a split")
+    parser.add_argument(
+        "--limit", type=_options.whole(1), metavar="N", help="read at most so many documents of a split"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Show or build."""
     from rich.console import Console
 
-    from selattn.data import TASKS, Reading
+    from selattn.data import TASKS
 
     console = Console(highlight=False)
-    reading = Reading(args.column, args.separator, args.validation, args.limit)
     if args.action == "build":
-        build(args, reading, console)
+        build(args, read_with(args, args.source), console)
     elif args.name in TASKS:
+        _options.refuse(args, ["split", *READING, "limit"], f"{args.name} is a task, no text")
+        _options.fill(args, {"seed": 0})
         show_task(args, console)
     else:
-        show_text(args, reading, console)
+        show_text(args, console)
     return 0
+
+
+def read_with(args: argparse.Namespace, source: str) -> "Reading":
+    """The settings for reading a source."""
+    check_reading(args, [source])
+    _options.fill(args, READING)
+    return reading_of(args, args.limit)
 
 
 def show_task(args: argparse.Namespace, console: "Console") -> None:
@@ -66,7 +85,9 @@ def show_task(args: argparse.Namespace, console: "Console") -> None:
 
     task = make_task(args.name, **dict(map(_setting, args.set)))
     console.print(f"{task}: vocabulary {task.vocab_size}, context {task.context}; [loss]", markup=False)
-    for sample in task.dataset(args.seed, args.samples).__getitems__(range(args.samples)):
+    samples = task.dataset(args.seed, args.samples)
+    for number in range(args.samples):
+        sample = samples[number]
         line = Text()
         for token, label in zip(task.render(sample["input_ids"]).split(), sample["labels"].tolist(), strict=True):
             line.append(*((f"[{token}]", "bold green") if label >= 0 else (token, ""))).append(" ")
@@ -75,12 +96,12 @@ def show_task(args: argparse.Namespace, console: "Console") -> None:
 
 def _setting(text: str) -> tuple[str, int]:
     name, equals, value = text.partition("=")
-    if not equals or not value.isdecimal():
-        raise SelattnError(f"--set takes NAME=NUMBER, not {text!r}")
+    if not equals or not value.isdecimal() or len(value) > 6:
+        raise SelattnError(f"--set takes NAME=NUMBER, the number of at most 6 digits, not {text!r}")
     return name, int(value)
 
 
-def show_text(args: argparse.Namespace, reading: "Reading", console: "Console") -> None:
+def show_text(args: argparse.Namespace, console: "Console") -> None:
     """The beginning of the first documents."""
     import difflib
     from itertools import islice
@@ -90,7 +111,9 @@ def show_text(args: argparse.Namespace, reading: "Reading", console: "Console") 
     near = difflib.get_close_matches(args.name, TASKS, 1)
     if near and not Path(args.name).exists():
         raise SelattnError(f"unknown task or source {args.name!r}; did you mean {near[0]!r}?")
-    for text in islice(documents(args.name, args.split, reading), args.samples):
+    _options.refuse(args, ["seed", "set"], f"{args.name} is a text, no task")
+    _options.fill(args, {"split": "train"})
+    for text in islice(documents(args.name, args.split, read_with(args, args.name)), args.samples):
         console.rule(f"{len(text):,} characters", align="left")
         console.print(text[:600] + (" ..." if len(text) > 600 else ""), markup=False)
 
@@ -100,13 +123,21 @@ def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> N
     from rich.table import Table
 
     from selattn.data import Tokenizer, TokenStore, build_corpus, store_for, tokenizer_for
+    from selattn.utils.folders import folders_for
 
-    if args.out and args.out.exists():
-        raise SelattnError(f"{args.out} exists already: delete it, or choose another folder")
-    tokenizer = Tokenizer(args.tokenizer) if args.tokenizer else tokenizer_for(args.source, args.vocab, reading)
+    if args.out:
+        _options.new_folder(args.out)
+    if len(set(args.split)) < len(args.split):
+        raise SelattnError(f"--split names a split twice: {' '.join(args.split)}")
+    if args.tokenizer:
+        _options.refuse(args, ["vocab"], "--tokenizer has its own vocabulary")
+        tokenizer = Tokenizer(args.tokenizer)
+    else:
+        tokenizer = tokenizer_for(args.source, args.vocab or VOCABULARY, reading, progress=True)
     how: dict[str, Any] = {"reading": reading, "threads": args.threads, "progress": True}
     if args.out:
-        build_corpus(args.out, args.source, tokenizer, args.split, **how)
+        with folders_for(args.out.parent):
+            build_corpus(args.out, args.source, tokenizer, args.split, **how)
         stores = [TokenStore(args.out / split) for split in args.split]
     else:
         stores = [store_for(args.source, tokenizer, split, **how) for split in args.split]

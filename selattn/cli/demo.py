@@ -9,6 +9,8 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli import _options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -19,11 +21,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Register the command."""
     parser = subparsers.add_parser("demo", help="the paper's example, by hand and learned", description=__doc__)
     parser.add_argument("--example", action="store_true", help="only the example by hand, without training")
-    parser.add_argument("--steps", type=int, metavar="N", help="train for so many steps (default: 200)")
+    parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="train for so many steps (default: 200)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Compute the example and draw it, then train the two models."""
+    if args.example:
+        _options.refuse(args, ["steps"], "--example trains nothing")
     from rich.console import Console
 
     from selattn.cli._assignment import compute

@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
 
 def collect() -> dict[str, dict[str, str | int | bool | None]]:
     """Groups of facts; of backends and of the compiled library, None stands for available, else there is the reason."""
-    from selattn import native, records
-    from selattn.ops import dispatch
+    from selattn.ops.backends import dispatch
+    from selattn.utils import native, records
 
     return {
         "versions": {**records.versions()},
@@ -49,7 +49,7 @@ def draw(found: dict[str, dict[str, str | int | bool | None]], console: "Console
     from rich.table import Table
     from rich.text import Text
 
-    from selattn import native
+    from selattn.utils import native
 
     for group, rows in found.items():
         table = Table(title=group, title_justify="left", show_header=False)

@@ -7,10 +7,27 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from contextlib import suppress
+from typing import Any, NoReturn, TextIO
 
 from selattn import __version__
-from selattn.cli import bench, convert, data, demo, eval, generate, info, prune, seeds, study, train, zoo
+from selattn.cli import (
+    _faults,
+    bench,
+    convert,
+    data,
+    demo,
+    eval,
+    explore,
+    generate,
+    info,
+    plot,
+    prune,
+    seeds,
+    study,
+    train,
+    zoo,
+)
 from selattn.errors import SelattnError
 
 COMMANDS = {
@@ -19,8 +36,10 @@ COMMANDS = {
     "data": data,
     "demo": demo,
     "eval": eval,
+    "explore": explore,
     "generate": generate,
     "info": info,
+    "plot": plot,
     "prune": prune,
     "seeds": seeds,
     "study": study,
@@ -31,12 +50,24 @@ COMMANDS = {
 # Exit codes besides 0: bad input as argparse has it, Ctrl-C as shells have it, a closed pipe as rich has it.
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
 
+PLACEHOLDERS = """\
+in commands and on their help pages:
+  MODEL    a model's folder, a run's folder, or zoo:NAME (see 'selattn zoo')
+  TEXT     c4, wikitext, lm1b, hub:OWNER/NAME, embedded (Python's own documentation), or
+           a file or folder of yours: .txt, .jsonl, or .gz of these
+  FOLDER   a folder of yours; one that is written is made if need be
+  BUDGETS  how many tokens each layer may keep: 64, or 8,48,8, or a budgets file, or the
+           folder that 'selattn prune' has written
+  N, K     N tokens are the context, K of them are kept by a layer
+"""
+
 
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose errors are raised like all bad input, not printed below the usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing and exiting."""
+        message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
         raise SelattnError(f"{message}; see '{self.prog} --help'")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -53,6 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="selattn",
         description="Selective attention: tokens that decide which earlier tokens are no longer needed.",
+        epilog=PLACEHOLDERS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"selattn {__version__}")
@@ -88,16 +121,38 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that cannot show a bar character shows a question mark; it does not get a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        code = dispatch(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
-        return code
+        try:
+            return dispatch(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # here, where it can be told what is wrong: Python's own at exit is too late for that
     except SelattnError as error:
-        print("selattn: error:", " ".join(str(error).split()), file=sys.stderr)
-        return BAD_INPUT
+        return refuse(str(error))
     except KeyboardInterrupt:
         print("\nselattn: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader, `head` for example, has seen enough. Python flushes again at exit: give it a place to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up(sys.stdout)  # the reader, `head` for example, has seen enough
         return BROKEN_PIPE
+    except Exception as error:
+        line = _faults.fault(error)
+        if line is None:
+            raise
+        return refuse(line)
+
+
+def refuse(message: str) -> int:
+    """Say in one line what was wrong; words that fill a screen, such as a name of 5,000 characters, are cut."""
+    give_up(sys.stdout)
+    line = re.sub(r"\S{300,}", lambda word: f"{word[0][:80]}...{word[0][-20:]}", " ".join(message.split()))
+    with suppress(OSError):
+        print("selattn: error:", line, file=sys.stderr)
+    give_up(sys.stderr)
+    return BAD_INPUT
+
+
+def give_up(stream: TextIO) -> None:
+    """Of a stream that cannot be written: Python flushes it again at exit, so give it a place to."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

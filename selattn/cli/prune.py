@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli._text import SOURCES, add_text_options, text_of
+from selattn.cli import _options
+from selattn.cli._text import SOURCES, add_text_options, fill_text_options, text_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -33,37 +34,41 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="where to stop: baseline=MODEL (its loss), tolerance=NATS (above the unpruned loss), loss=NATS, factor=X, "
         "tokens=TOTAL, or floor; of several the first that is met",
     )
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the search (default: runs/prune/MODEL)")
+    parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of the search (default: runs/prune/MODEL)")
     parser.add_argument("--lazy", action="store_true", help="evaluate only layers that can still win")
-    parser.add_argument("--step", type=int, default=8, metavar="C", help="tokens that a layer gives (default: 8)")
-    parser.add_argument("--floor", type=int, metavar="K", help="go on, one token at a time, down to K (default: C)")
-    parser.add_argument("--policy", default="selective", help="who leaves when a layer is full (default: selective)")
-    parser.add_argument("--rows", type=int, default=32, metavar="N", help="rows to search on (default: 32)")
-    parser.add_argument("--report", metavar="TEXT", help="what to report on (default: other rows of --data)")
-    parser.add_argument("--report-rows", type=int, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--long", action="store_true", help="only documents that fill 90%% of the context")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="where the record goes, too")
     parser.add_argument(
-        "--save-model", type=Path, metavar="FOLDER", help="copy the model, with the budgets in its config"
+        "--step", type=_options.whole(1), default=8, metavar="C", help="tokens that a layer gives (default: 8)"
+    )
+    parser.add_argument(
+        "--floor", type=_options.whole(2), metavar="K", help="go on, one token at a time, down to K (default: C)"
+    )
+    parser.add_argument("--policy", default="selective", help="who leaves when a layer is full (default: selective)")
+    parser.add_argument(
+        "--rows", type=_options.whole(1), default=32, metavar="N", help="rows to search on (default: 32)"
+    )
+    parser.add_argument("--report", metavar="TEXT", help="what to report on (default: other rows of --data)")
+    parser.add_argument("--report-rows", type=_options.whole(1), default=64, metavar="N", help="default: 64")
+    parser.add_argument("--long", action="store_true", help="only documents that fill 90%% of the context")
+    parser.add_argument("--record", type=_options.path, metavar="FILE", help="where the record goes, too")
+    parser.add_argument(
+        "--save-model", type=_options.path, metavar="FOLDER", help="copy the model, with the budgets in its config"
     )
     add_text_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Search, report, write."""
+    fill_text_options(args, [source for source in (args.data, args.report) if source is not None])
     job = make_job(args)
+    check_outputs(args, job)
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
     from selattn.evaluate.team import Team
     from selattn.prune.display import Display
     from selattn.prune.job import prune
-    from selattn.records import check_output
     from selattn.report.search_path import draw_path
 
-    check_output(args.record)
-    if args.save_model and args.save_model.exists():
-        raise SelattnError(f"{args.save_model} exists already: delete it, or choose another folder")
     team = Team()
     display = Display(Console(stderr=True, highlight=False, quiet=not team.leads), last_iteration(job))
     try:
@@ -86,15 +91,15 @@ def run(args: argparse.Namespace) -> int:
 
 def make_job(args: argparse.Namespace) -> Job:
     """The options, checked."""
-    from selattn.cache import make_policy
+    from selattn.eviction import import_policy
     from selattn.models.summary import read_config
     from selattn.models.zoo import find_model
     from selattn.prune import Procedure, parse_until
     from selattn.prune.job import Job
 
-    if min(args.rows, args.report_rows, args.batch) < 1:
-        raise SelattnError("--rows, --report-rows and --batch must be at least 1")
-    if not make_policy(args.policy).evicts:
+    if args.save_model and ":" in args.policy:
+        raise SelattnError(f"a saved config names built-in policies only, not {args.policy}: leave --save-model out")
+    if not import_policy(args.policy).evicts:
         raise SelattnError(f"the policy {args.policy!r} drops nothing: there is nothing to search for")
     until = parse_until(args.until)
     context = read_config(find_model(args.model)).max_position_embeddings if args.context is None else args.context
@@ -110,6 +115,22 @@ def make_job(args: argparse.Namespace) -> Job:
         report_rows=args.report_rows,
         batch=args.batch,
     )
+
+
+def check_outputs(args: argparse.Namespace, job: Job) -> None:
+    """Whether all can be written where it is to go, before the search rather than after it."""
+    from selattn.evaluate.subjects import BUDGETS
+    from selattn.prune.path import PATH, SETTINGS
+    from selattn.utils.records import check_output
+
+    check_output(args.record)
+    for name in (FIGURE, PATH, SETTINGS, BUDGETS):
+        if args.record and args.record.absolute() == (job.out / name).absolute():
+            raise SelattnError(f"the record would take the place of the search's {args.record}: give it another name")
+    if args.save_model:
+        _options.new_folder(args.save_model)
+        if args.save_model.absolute() == job.out.absolute():
+            raise SelattnError(f"--save-model and --out are both {job.out}: give the model a folder of its own")
 
 
 def last_iteration(job: Job) -> int | None:
@@ -130,10 +151,13 @@ def record(args: argparse.Namespace, job: Job, pruned: Pruned, team: Team) -> No
     """The whole path with the settings, versions and the command."""
     import dataclasses
 
-    from selattn.records import write_record
+    from selattn.evaluate.subjects import training_seed
+    from selattn.models.zoo import find_model
+    from selattn.utils.records import write_record
 
     data = {
         "model": job.model,
+        "training_seed": training_seed(find_model(job.model)),
         "until": args.until,
         "policy": job.policy,
         "procedure": dataclasses.asdict(job.procedure),
@@ -151,9 +175,9 @@ def save_model(folder: Path, job: Job, pruned: Pruned) -> None:
     """The model's files, and its config with the budgets and the policy in it."""
     import shutil
 
-    from selattn.data.folders import make_folder
     from selattn.models.summary import read_config
     from selattn.models.zoo import find_model
+    from selattn.utils.folders import make_folder
 
     source = find_model(job.model)
 
@@ -172,7 +196,7 @@ def summarise(console: Any, job: Job, pruned: Pruned) -> None:
     """The budgets, the factor, and the losses on unseen rows."""
     from rich.table import Table
 
-    from selattn.cache.budgets import SMALLEST
+    from selattn.eviction.budgets import SMALLEST
 
     step = pruned.step
     console.print(f"[bold]{step.factor:.2f} times less memory[/]: K = {list(step.budgets)}, sum {sum(step.budgets):,}")

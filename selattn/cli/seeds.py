@@ -1,5 +1,6 @@
 """`selattn seeds`: records of one measurement over several seeds in one: means, and the number of each seed.
 
+A seed is the one that the models of a record were trained with.
 Takes records of `selattn eval --curve`, and draws their figure with bands, or records of `selattn prune`.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Register the command."""
     parser = subparsers.add_parser("seeds", help="several seeds of a measurement in one record", description=__doc__)
-    parser.add_argument("records", nargs="+", type=Path, metavar="RECORD", help="one for each seed")
-    parser.add_argument("--record", type=Path, metavar="FILE", help="write the record there (JSON)")
-    parser.add_argument("--figure", type=Path, metavar="FILE", help="of curves (default: beside the record)")
+    parser.add_argument("records", nargs="+", type=_options.path, metavar="RECORD", help="one for each seed")
+    parser.add_argument("--record", type=_options.path, metavar="FILE", help="write the record there (JSON)")
+    parser.add_argument("--figure", type=_options.path, metavar="FILE", help="of curves (default: beside the record)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,11 +31,12 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from selattn.cli._curve import draw_curves, figure_of, show_curves, show_files
-    from selattn.records import read_record, write_record
     from selattn.report.seeds import merge_curves, merge_searches
+    from selattn.utils.records import check_output, read_record, write_record
 
+    check_output(args.record)
     found = {str(path): read_record(path) for path in args.records}
-    check_files(args.records, found)
+    check_files(args.records, args.record, found)
     kinds = {kind for record in found.values() for kind in ("curves", "budgets") if kind in record}
     if len(kinds) != 1 or any(kinds.isdisjoint(record) for record in found.values()):
         raise SelattnError("these are not all records of 'selattn eval --curve', nor all of 'selattn prune'")
@@ -41,20 +44,22 @@ def run(args: argparse.Namespace) -> int:
     if args.figure and not curves:
         raise SelattnError("--figure belongs to records of curves")
     if curves:
-        figure_of(args)  # refuses one that would take the place of the record, before that is written
+        figure_of(args)  # refuses one that cannot be drawn, before the record is written
     data = merge_curves(found) if curves else merge_searches(found)
+    seeds = [source["training_seed"] for source in data["records"]]
     console = Console(highlight=False, markup=False)
     if args.record:
-        write_record(args.record, data, seed=[record["seed"] for record in found.values()])
+        write_record(args.record, data, seed=seeds)
     show_files(args.record, draw_curves(data, args) if curves else None, console)
     if curves:
         show_curves(data, console)
     else:
         show_searches(data, console)
+    console.print("trained with the seeds", ", ".join("(unknown)" if seed is None else str(seed) for seed in seeds))
     return 0
 
 
-def check_files(paths: Sequence[Path], found: Mapping[str, dict[str, Any]]) -> None:
+def check_files(paths: Sequence[Path], record: Path | None, found: Mapping[str, dict[str, Any]]) -> None:
     """Each file must be another seed: one that counts twice would narrow the spread without a word."""
     seen: dict[Path, Path] = {}
     for path in paths:
@@ -63,6 +68,8 @@ def check_files(paths: Sequence[Path], found: Mapping[str, dict[str, Any]]) -> N
         first = seen.setdefault(path.resolve(), path)
         if first is not path:
             raise SelattnError(f"{first} and {path} are the same file: give each record once")
+    if record is not None and record.resolve() in seen:
+        raise SelattnError(f"the record would take the place of {record}, which it is made from: give it another name")
 
 
 def show_searches(data: dict[str, Any], console: Console) -> None:

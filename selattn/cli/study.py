@@ -7,6 +7,9 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli import _options
+from selattn.errors import SelattnError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,8 +21,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of every run; `--set` is optional"
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs/studies"), metavar="FOLDER", help="of the runs")
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="FOLDER", help="of the record")
+    parser.add_argument("--runs", type=_options.path, metavar="FOLDER", help="of the runs (default: runs/studies)")
+    parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of the record (default: results)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -29,17 +32,23 @@ def run(args: argparse.Namespace) -> int:
     from selattn.cli.main import INTERRUPTED
     from selattn.train.display import make_display
     from selattn.train.study import carry_out, find_study
+    from selattn.utils.records import check_output
 
     console = Console(highlight=False)
     if args.name is None:
+        _options.refuse(args, ["set", "runs", "out"], "without the name of a study they are only listed")
         list_studies(console)
         return 0
     study = find_study(args.name)
-    path = carry_out(args.name, study, args.set, args.runs, args.out, make_display)
-    if path is None:
+    if any(setting.startswith("seed=") for setting in args.set):
+        raise SelattnError(f"a study has its own seeds, {', '.join(map(str, study.seeds))}: leave seed=... out")
+    _options.fill(args, {"runs": Path("runs/studies"), "out": Path("results")})
+    check_output(args.out / f"{args.name}.json")
+    record = carry_out(args.name, study, args.set, args.runs, args.out, make_display)
+    if record is None:
         console.print("stopped with a checkpoint; the same command goes on")
         return INTERRUPTED
-    show(path, console)
+    show(record, console)
     return 0
 
 
@@ -55,7 +64,7 @@ def list_studies(console: "Console") -> None:
     console.print(table)
 
 
-def show(path: Path, console: "Console") -> None:
+def show(record: Path, console: "Console") -> None:
     """The summary of a record: how the runs stand at the end, and at every step that all of them have."""
     import json
 
@@ -65,7 +74,7 @@ def show(path: Path, console: "Console") -> None:
     def table(title: str) -> Table:
         return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
-    summary = json.loads(path.read_text())["summary"]
+    summary = json.loads(record.read_text())["summary"]
     measures = [name for name in next(iter(summary.values())) if name.endswith(("_loss", "_accuracy"))]
     last = table("At the end")
     last.add_column("run", no_wrap=True)
@@ -87,7 +96,7 @@ def show(path: Path, console: "Console") -> None:
             cells = ("\n".join(_spread(measure, of[step][measure]) for measure in of[step]) for of in way.values())
             course.add_row(step, *cells)
         console.print(course)
-    console.print(f"[dim]the mean over the seeds (smallest–largest); recorded in {path}[/]", soft_wrap=True)
+    console.print(f"[dim]the mean over the seeds (smallest–largest); recorded in {record}[/]", soft_wrap=True)
 
 
 def _spread(measure: str, values: dict[str, float]) -> str:

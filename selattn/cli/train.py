@@ -6,6 +6,9 @@ Under torchrun or accelerate the same command trains on many devices and machine
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli import _options
+from selattn.errors import SelattnError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,23 +24,23 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting; `--set` itself may be left out"
     )
-    parser.add_argument("--out", metavar="FOLDER", help="folder of the run (default: runs/RUN)")
+    parser.add_argument("--out", type=_options.name, metavar="FOLDER", help="folder of the run (default: runs/RUN)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and begin anew")
     parser.add_argument("--list", action="store_true", help="list the runs, or with RUN those that contain it")
-    parser.add_argument("--show", action="store_true", help="print the fields of the run and their values")
+    parser.add_argument("--show", action="store_true", help="print the fields of the run, with their values")
 
 
 def run(args: argparse.Namespace) -> int:
     """List, show or train."""
     from rich.console import Console
 
-    from selattn.errors import SelattnError
     from selattn.train.overrides import override
     from selattn.train.runs import find_run
 
     console = Console(highlight=False)
     if args.list:
+        _options.refuse(args, ["set", "out", "resume", "overwrite", "show"], "--list only lists the runs")
         list_runs(console, args.run or "")
         return 0
     if args.run is None:
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
     config = override(find_run(args.run), args.set)
     if args.show:
+        _options.refuse(args, ["out", "resume", "overwrite"], "--show only prints the fields")
         show(console, config)
         return 0
     return carry_out(config, args.out or f"runs/{args.run}", args.resume, args.overwrite)
@@ -92,8 +96,10 @@ def list_runs(console: "Console", containing: str) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from selattn.train.runs import GROUPS
+    from selattn.train.runs import GROUPS, RUNS
 
+    if not any(containing in name for name in RUNS):
+        raise SelattnError(f"no run has {containing!r} in its name; see 'selattn train --list'")
     for group in GROUPS:
         table = Table(
             title=group.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
@@ -127,16 +133,20 @@ def attention(kinds: "Sequence[str]") -> str:
 
 
 def show(console: "Console", config: "RunConfig") -> None:
-    """Every field that can be set, with its value."""
+    """Every field that can be set, with its value and what it is."""
+    from rich.box import SIMPLE_HEAD
+    from rich.markup import escape
     from rich.table import Table
 
+    from selattn.train.describe import descriptions
     from selattn.train.model import model_config
     from selattn.train.overrides import fields
 
-    model = model_config(config)
-    table = Table(title=config.name, title_justify="left", title_style="bold")
-    table.add_column("field")
-    table.add_column("value")
+    model, about = model_config(config), descriptions(config)
+    table = Table(title=config.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    table.add_column("field", no_wrap=True)
+    table.add_column("value", overflow="fold", max_width=24)
+    table.add_column("what it is")
     for name in fields(config):
         value: Any = config
         if name.startswith("model."):
@@ -144,5 +154,5 @@ def show(console: "Console", config: "RunConfig") -> None:
         else:
             for part in name.split("."):
                 value = getattr(value, part)
-        table.add_row(name, str(value))
+        table.add_row(name, escape(str(value)), escape(about.get(name, "")))
     console.print(table)

@@ -1,11 +1,16 @@
-"""`selattn zoo`: the small trained models that come with the repository. Any command takes one as `zoo:NAME`."""
+"""`selattn zoo`: the small trained models that come with selattn. Any command takes one as `zoo:NAME`."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli import _options
+from selattn.errors import SelattnError
+
 if TYPE_CHECKING:
     from rich.console import Console
+
+RECORD = "training_record.json"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -13,25 +18,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser = subparsers.add_parser("zoo", help="the small trained models", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="with --make: which ones (default: all)")
     parser.add_argument("--make", action="store_true", help="train and export the models that are missing")
-    parser.add_argument("--source", metavar="TEXT", help="with --make: what the language models read")
+    parser.add_argument(
+        "--source", type=_options.name, metavar="TEXT", help="with --make: what the language models read"
+    )
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="with --make: a setting of every run"
     )
-    parser.add_argument("--runs", type=Path, default=Path("runs/zoo"), metavar="FOLDER", help="of the runs")
+    parser.add_argument(
+        "--runs", type=_options.path, metavar="FOLDER", help="with --make: of the runs (default: runs/zoo)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """List the models, or make them."""
     from rich.console import Console
 
-    from selattn.errors import SelattnError
-
     console = Console(highlight=False)
     if args.make:
         code = make(args, console)
         if code:
             return code
-    elif args.names or args.source or args.set:
+    elif args.names or _options.given(args, ["source", "set", "runs"]):
         raise SelattnError("names and settings go with --make; without it the zoo is listed")
     list_models(console)
     return 0
@@ -42,15 +49,17 @@ def make(args: argparse.Namespace, console: "Console") -> int:
     import difflib
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.errors import SelattnError
     from selattn.train.display import make_display
-    from selattn.train.zoo import make_zoo, names
+    from selattn.train.zoo import make_zoo, names, reads_text
 
     for name in args.names:
         if name not in names():
             near = difflib.get_close_matches(name, names(), 1, 0.5)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
             raise SelattnError(f"unknown model {name!r}; {advice}")
+    if not any(map(reads_text, args.names or names())):
+        _options.refuse(args, ["source"], f"{' and '.join(args.names)} read no text")
+    _options.fill(args, {"runs": Path("runs/zoo")})
     if make_zoo(args.names or names(), args.source, args.set, args.runs, make_display):
         return 0
     console.print("stopped with a checkpoint; the same command goes on")
@@ -59,8 +68,6 @@ def make(args: argparse.Namespace, console: "Console") -> int:
 
 def list_models(console: "Console") -> None:
     """The table of those that are there."""
-    import json
-
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -75,16 +82,25 @@ def list_models(console: "Console") -> None:
     table.add_column("trained on", no_wrap=True, max_width=13)
     for name in ("N", "tokens", "score", "MB"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name, path in models.items():
-        config = json.loads((path / "config.json").read_text())
-        record = json.loads((path / "training_record.json").read_text())
-        data, found = record["run"]["data"], record["evaluation"]["validation"]
-        table.add_row(
-            PREFIX + name,
-            Path(data["source"]).name if data["kind"] == "text" else data["kind"],
-            f"{config['max_position_embeddings']:,}",
-            f"{record['tokens'] / 1e6:.1f}M",
-            f"{found['accuracy']:.1%}" if "accuracy" in found else f"{found['loss']:.3f}",
-            f"{sum(file.stat().st_size for file in path.iterdir()) / 1e6:.1f}",
-        )
+    for name, folder in models.items():
+        table.add_row(PREFIX + name, *facts(folder))
     console.print(table, "[dim]N: context; score: validation loss per token, or the share of right answers[/]")
+
+
+def facts(folder: Path) -> list[str]:
+    """What the table says of a model, from its config and the record of its training."""
+    from selattn.models.summary import read_json
+
+    positions = read_json(folder / "config.json").get("max_position_embeddings")
+    context = f"{positions:,}" if isinstance(positions, int) else "?"
+    size = f"{sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.1f}"
+    if not (folder / RECORD).is_file():  # a model of the user's own may come without a record
+        return ["?", context, "?", "?", size]
+    record = read_json(folder / RECORD)
+    try:
+        data, found = record["run"]["data"], record["evaluation"]["validation"]
+        trained = Path(data["source"]).name if data["kind"] == "text" else data["kind"]
+        score = f"{found['accuracy']:.1%}" if "accuracy" in found else f"{found['loss']:.3f}"
+        return [trained, context, f"{record['tokens'] / 1e6:.1f}M", score, size]
+    except (KeyError, TypeError, ValueError):
+        raise SelattnError(f"{folder / RECORD} is not the record of a training: make the model anew") from None

@@ -3,6 +3,7 @@
 import pytest
 
 from selattn.cli.main import main
+from tests.evaluate.folders import text_file
 
 
 def test_a_task_is_shown(capsys):
@@ -27,12 +28,12 @@ def test_a_text_is_shown(capsys, tmp_path):
 @pytest.mark.parametrize("into", ["folder", "cache"])
 def test_a_corpus_is_built(into, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "a.txt").write_text("\n\n".join(f"to be or not to be, that is question {i}" for i in range(300)))
+    text_file(tmp_path / "a.txt", documents=300)
     out = ["--out", str(tmp_path / "out")] if into == "folder" else []
-    arguments = ["data", "build", str(tmp_path / "a.txt"), "--vocab", "290", "--validation", "0.1", *out]
+    arguments = ["data", "build", str(tmp_path / "a.txt"), "--vocab", "300", "--validation", "0.1", *out]
     assert main(arguments) == 0
     shown, _ = capsys.readouterr()
-    assert "290 tokens: " in shown
+    assert "300 tokens: " in shown
     assert "validation" in shown
     if out:
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tokenizer", "train", "validation"]
@@ -45,7 +46,10 @@ def test_a_corpus_is_built(into, capsys, tmp_path, monkeypatch):
     [
         (["data"], "the following arguments are required: <action>"),
         (["data", "show", "parrity"], "unknown task or source 'parrity'; did you mean 'parity'?"),
-        (["data", "show", "copy", "--set", "longest"], "--set takes NAME=NUMBER, not 'longest'"),
+        (
+            ["data", "show", "copy", "--set", "longest"],
+            "--set takes NAME=NUMBER, the number of at most 6 digits, not 'longest'",
+        ),
         (["data", "show", "copy", "--set", "longst=3"], "task copy has no setting 'longst'; did you mean 'longest'?"),
         (["data", "show", "wikitxt"], "unknown source 'wikitxt' (no file or folder either); did you mean 'wikitext'?"),
         (["data", "build", "nowhere.txt"], "no such file or folder: nowhere.txt"),

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from selattn.cache import Budgets
 from selattn.cli.main import main
 from selattn.data import Reading
 from selattn.evaluate import log_perplexity, make_batches
 from selattn.evaluate.subjects import Subject, tokenizer_of
 from selattn.evaluate.text import Text
+from selattn.eviction import Budgets
+from selattn.prune.path import read_searched
 from tests.evaluate import questions
 from tests.evaluate.folders import model_folder, text_file
 
@@ -47,7 +48,7 @@ TEXT = ["--data", "text.txt", "--validation", "0.9", "--rows", "6"]
 
 
 def test_several_models_side_by_side(capsys):
-    models = ["model", "model@6", "model@6:h2o", "model@999", "local"]
+    models = ["model", "model@6,6", "model@6:h2o", "model@999", "local"]
     assert main(["eval", *models, *TEXT, "--skip", "3", "--speed", "--record", "record.json"]) == 0
     out = capsys.readouterr().out
     record = json.loads(Path("record.json").read_text())
@@ -56,7 +57,8 @@ def test_several_models_side_by_side(capsys):
     for one in record["models"]:
         assert one["text"]["text.txt"]["loss"] == pytest.approx(loss(one["model"], skip=3), rel=1e-6)
         assert f"{one['text']['text.txt']['loss']:.4f}" in out
-        assert one["decoding"]["tokens_per_second"] > 0
+        low, high = one["decoding"]["quartiles"]
+        assert 0 < low <= one["decoding"]["tokens_per_second"] <= high
     losses = [one["text"]["text.txt"]["loss"] for one in record["models"]]
     assert losses[0] == pytest.approx(losses[3], rel=1e-6)
     assert losses[0] != pytest.approx(losses[1], rel=1e-4)
@@ -95,9 +97,9 @@ def test_the_trade_off(capsys):
     assert window["points"][2]["loss"]["text.txt"] == pytest.approx(loss("model@8:window+4", skip=6), rel=1e-6)
     assert record["baseline"]["loss"]["text.txt"] == pytest.approx(loss("local", skip=6), rel=1e-6)
     assert [curve["of"] for curve in record["curves"]] == [
-        [{"model": "model", "policy": "selective", "search": "found"}],
-        [{"model": "model", "policy": "window+4", "search": None}],
-        [{"model": "local", "policy": None, "search": None}],
+        [{"model": "model", "training_seed": None, "policy": "selective", "search": "found"}],
+        [{"model": "model", "training_seed": None, "policy": "window+4", "search": None}],
+        [{"model": "local", "training_seed": None, "policy": None, "search": None}],
     ]
     for curve in record["curves"]:
         equal = curve["at_the_baselines_loss"]["text.txt"]
@@ -106,6 +108,21 @@ def test_the_trade_off(capsys):
         assert (equal is not None) == (losses[0] <= limit)
         if equal is not None:
             assert equal["at_least"] == all(loss <= limit for loss in losses)
+
+
+@pytest.mark.parametrize("search", [["--long"], ["--layout", "packed", "--seed", "3"], ["--context", "16"]])
+def test_what_a_search_has_seen_is_left_out(search):
+    """The rows of the search in a folder, whatever rows it had and whatever rows the evaluation has."""
+    data = ["--data", "text.txt", "--validation", "0.9", "--rows", "6"]
+    out = "-".join(["seen", *search]).replace("--", "")
+    how = ["--report-rows", "2", "--step", "4", "--until", "factor=1.1", "--out", out]
+    assert main(["prune", "model", *data, *how, *search]) == 0
+    assert main(["eval", "model", *data[:-2], "--skip", out, "--record", f"{out}.json"]) == 0
+    record = json.loads(Path(f"{out}.json").read_text())
+    assert record["settings"]["skip"] == out
+    every = Text("text.txt", reading=Reading(validation=0.9)).rows(tokenizer_of(Path("model")), 64)
+    seen = read_searched(Path(out))
+    assert record["models"][0]["text"]["text.txt"]["rows"] == len(every.take(None, seen)) < len(every)
 
 
 def test_curves_of_one_name_are_one_curve():
@@ -129,7 +146,7 @@ def test_a_record_is_extended(capsys):
         ([*more, *TEXT, "--skip", "1"], "extended.json was measured with the skip 0"),
         ([*more, *TEXT, "--baseline", "model"], "leave --baseline out"),
         (["eval", "one=model", *more[2:], *TEXT], "has a curve 'one' already"),
-        (["eval", "model", *TEXT, "--extend", "extended.json"], "belong to --curve"),
+        (["eval", "model", *TEXT, "--extend", "extended.json"], "--extend would change nothing: give --curve"),
     ):
         assert main(words) == 2
         assert says in capsys.readouterr().err
@@ -206,11 +223,15 @@ def test_a_name_is_shown_as_it_is(capsys):
         (["model", "other", "--curve", *TEXT], "different vocabularies"),
         (["model@cache", "--curve", *TEXT], "cache is not the folder of a search"),
         (["model@64", "--curve", *TEXT], "64 is not the folder of a search"),
-        (["model@sizes", "--curve", *TEXT, "--sizes", "65", "99"], "--sizes are all larger than the context of 64"),
-        (["model@sizes", "--curve", *TEXT, "--sizes", "1"], "at least 2 tokens"),
-        (["model", *TEXT, "--figure", "x.png"], "belong to --curve"),
+        (
+            ["model@sizes", "--curve", *TEXT, "--sizes", "65", "99"],
+            "--sizes has 99, more than the context of 64 tokens",
+        ),
+        (["model@sizes", "--curve", *TEXT, "--sizes", "1"], "--sizes must be at least 2, not 1"),
+        (["model", *TEXT, "--figure", "x.png"], "--figure would change nothing"),
         (["model", "--curve", *TEXT, "--baseline", "model@sizes"], "the baseline is a model as it is"),
         (["model", *TEXT, "--skip", "-1"], "--skip must be at least 0"),
+        (["model", *TEXT, "--skip", "nowhere"], "nowhere is not the folder of a search"),
         (["model", *TEXT, "--skip", "30"], "after the first 30 were asked for"),
         (["model", *TEXT, "--context", "0"], "--context must be at least 2"),
         (["model", *TEXT, "--long", "--layout", "packed"], "packed rows are all full"),
@@ -219,7 +240,7 @@ def test_a_name_is_shown_as_it_is(capsys):
         (["model", "--curve", *TEXT, "--figure", "x.txt"], "must end with"),
         (["model", "--curve", *TEXT, "--figure", "text.txt/x.png"], "cannot write text.txt/x.png"),
         (["model", "--curve", *TEXT, "--record", "out.png"], "would take the place of the record out.png"),
-        (["model", "--curve", *TEXT, "--sizes", "0"], "--sizes must be at least 2 tokens, not 0"),
+        (["model", "--curve", *TEXT, "--sizes", "0"], "--sizes must be at least 2, not 0"),
         (["model", *TEXT, "--record", "."], "it is a folder"),
         (["model", *TEXT, "--context", "99"], "positions"),
     ],

@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 import selattn
-from selattn import records
 from selattn.cli.main import main
-from selattn.ops import dispatch
+from selattn.ops.backends import dispatch
+from selattn.utils import records
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 

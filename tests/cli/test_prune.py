@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from selattn.cache import Budgets
 from selattn.cli.main import main
 from selattn.evaluate import subjects
+from selattn.eviction import Budgets
 from selattn.models import SelectiveForCausalLM
 from selattn.prune import job
 from selattn.prune.path import claimed
@@ -207,17 +207,18 @@ def test_a_copy_of_the_model_carries_its_budgets(whole, here, tmp_path):
         (["--until", "factor"], "unknown condition 'factor'"),
         (["--until", "tolerance=x"], "must be a finite number"),
         (["--until", "floor"], "floor is given twice"),
-        (["--floor", "1"], "must keep at least 2 tokens"),
+        (["--floor", "1"], "--floor must be at least 2"),
         (["--floor", "40"], "with a context of 32 no layer can give any and keep 40"),
         (["--step", "20"], "with a context of 32 no layer can give 20 tokens and keep 20"),
-        (["--context", "0"], "with a context of 0"),
+        (["--context", "0"], "--context must be at least 2"),
+        (["--context", "6"], "with a context of 6"),
         (["--until", "loss=nan"], "must be a finite number"),
-        (["--seed", "-1"], "a seed must be in"),
+        (["--seed", "-1"], "--seed must be at least 0"),
         (["--layout", "pages"], "unknown layout"),
         (["--data", "short.txt"], "the search set is shorter than one context"),
         (["--until", "baseline=other"], "has another vocabulary (290 tokens)"),
         (["--until", "baseline=nowhere"], "there is no model"),
-        (["--rows", "99"], "rows, and 99 after the first 0 were asked for"),
+        (["--rows", "99"], "or hold more of it out (--validation 1: all)"),
         (["--policy", "none"], "drops nothing"),
         (["--policy", "toba"], "did you mean 'tova'"),
         (["--context", "64"], "positions"),
@@ -245,13 +246,33 @@ def test_one_search_in_a_folder_at_a_time(here, tmp_path, capsys):
     assert main(command(here, tmp_path / "search", until="factor=1.1")) == 0
 
 
+def test_ctrl_c_before_the_search_has_begun_leaves_nothing(here, tmp_path, monkeypatch):
+    def interrupted(trials):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(job, "first_step", interrupted)
+    assert main(command(here, tmp_path / "deep" / "search")) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_text_may_be_named_in_another_way(whole, here, monkeypatch):
+    """What is searched on is what it holds."""
+    monkeypatch.chdir(here)
+    before = (whole / "path.jsonl").read_text()
+    words = command(here, whole)
+    words[words.index("--data") + 1] = "./text.txt"
+    assert main(words) == 0
+    assert (whole / "path.jsonl").read_text() == before
+
+
 def test_a_folder_of_another_search_is_left_alone(whole, here, capsys):
     before = (whole / "path.jsonl").read_text()
     assert main(command(here, whole, "--seed", "1")) == 2
     assert "holds a search with text.seed 0, not 1" in capsys.readouterr().err
-    (here / "text.txt").write_text((here / "text.txt").read_text() + "\n\nthe dog\n" * 9)
+    more = "".join(f"\n\nthe dog and {'the cat ' * number}\n" for number in range(9))
+    (here / "text.txt").write_text((here / "text.txt").read_text() + more)
     assert main(command(here, whole)) == 2
-    assert "holds a search with tokens" in capsys.readouterr().err
+    assert f"holds a search on other tokens than {here / 'text.txt'} has now" in capsys.readouterr().err
     assert (whole / "path.jsonl").read_text() == before
 
 
@@ -266,7 +287,7 @@ def test_the_same_weights_in_another_model_are_another_model(here, tmp_path, cap
     config = json.loads((here / "changed" / "config.json").read_text())
     (here / "changed" / "config.json").write_text(json.dumps({**config, "selection_strength": 0.9999}))
     assert main(words) == 2
-    assert "holds a search with fingerprint" in capsys.readouterr().err
+    assert f"holds a search of {here / 'changed'} with other weights or settings" in capsys.readouterr().err
 
 
 def test_a_model_whose_loss_is_no_number_is_told(here, tmp_path, capsys):
@@ -288,4 +309,4 @@ def test_a_damaged_folder_is_told(here, tmp_path, capsys, damage):
     assert main(command(here, out)) == 2
     err = capsys.readouterr().err
     assert len(err.splitlines()) == 1
-    assert "damaged" in err or "holds a search with fingerprint 1" in err
+    assert "damaged" in err or "with other weights or settings" in err

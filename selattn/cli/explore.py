@@ -1,0 +1,102 @@
+"""`selattn explore`: who masked whom and when it left the cache, as one page for the browser.
+
+The page is one file that needs no network: pick a layer and a position, click a token, drag the budgets, play the
+sequence, compare two models or policies. --serve shows it on this machine only, with a place for typing new text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from selattn.cli import _options
+from selattn.errors import SelattnError
+
+if TYPE_CHECKING:
+    from selattn.report.explorer import Page
+    from selattn.report.trace import Run
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Register the command."""
+    parser = subparsers.add_parser("explore", help="see what is forgotten, in the browser", description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one, or two to be compared")
+    parser.add_argument("--text", metavar="FILE", help="a file, 'paper' (the default), or 'sample' of a synthetic task")
+    parser.add_argument("--out", type=_options.path, metavar="FILE", help="write the page there")
+    parser.add_argument("--policies", nargs="+", metavar="POLICY", help="who leaves (default: selective h2o window+4)")
+    parser.add_argument(
+        "--budgets", type=_options.whole(2), nargs="+", metavar="K", help="tokens of each layer (default: powers of 2)"
+    )
+    parser.add_argument(
+        "--tokens", type=_options.whole(2), metavar="N", help="at most so many (default: the model's context size)"
+    )
+    parser.add_argument("--serve", action="store_true", help="serve it on localhost, for typing new text")
+    parser.add_argument("--port", type=_options.whole(0, 2**16 - 1), help="with --serve (default: any that is free)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make the page, write it or serve it."""
+    if (args.out is None) == (not args.serve):
+        raise SelattnError("say where the page goes: --out FILE, or --serve")
+    if not args.serve:
+        _options.refuse(args, ["port"], "it belongs to --serve")
+
+    from selattn.report.reading import given_text
+    from selattn.utils.records import check_output
+
+    check_output(args.out)
+    read = _reader(args)
+    page = read(given_text(args.text or _default(args.models[0])))
+    if args.serve:
+        _serve(page, read, args.port or 0)
+        return 0
+    path = page.save(args.out)
+    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    return 0
+
+
+def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
+    """What makes a page of a text: the models are loaded once."""
+    from rich.console import Console
+
+    from selattn.evaluate.subjects import Subject, load_model
+    from selattn.report.explorer import explore
+
+    subjects = [Subject.parse(name) for name in args.models]
+    also: list[Run] = [
+        (each.policy or each.config().cache_policy, each.budgets) for each in subjects if each.budgets is not None
+    ]
+    names = [name.rpartition("@")[0] or name for name in args.models]
+    models = [load_model(each.folder) for each in subjects]
+    for model, name in zip(models, names, strict=True):
+        model.name_or_path = name
+    console = Console(stderr=True)
+
+    def read(text: str) -> Page:
+        with console.status("reads the text") as status:
+            how = {"policies": args.policies, "budgets": args.budgets, "also": also, "limit": args.tokens}
+            return explore(models, text, **how, progress=status.update)
+
+    return read
+
+
+def _default(model: str) -> str:
+    """The paper's text, or for a model without a tokenizer a sample of its task."""
+    from selattn.data.tokenizer import MODEL_FILE
+    from selattn.evaluate.subjects import Subject
+    from selattn.report.reading import SAMPLE
+
+    return "paper" if (Subject.parse(model).folder / MODEL_FILE).is_file() else SAMPLE
+
+
+def _serve(page: Page, read: Callable[[str], Page], port: int) -> None:
+    from selattn.report.explorer.server import Server
+
+    with Server(page, read, port) as server:
+        print(f"{server.url} (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
