@@ -7,15 +7,21 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 
-.PHONY: help demo test test-all sanitize lint clean
+# What the compiled library is made of: the environment is brought up to date, and the C++ checked, when it changes.
+CSRC := $(shell find csrc -name '*.h' -o -name '*.cpp')
+CPP_CHECKED := $(VENV)/.cpp-checked
+
+.PHONY: help demo test test-all test-browser test-install sanitize lint clean
 
 help:
-	@echo "make demo      the paper's example in the terminal, then two models that learn it (some minutes)"
-	@echo "make test      linters, type checker and tests (without the slow ones)"
-	@echo "make test-all  the same with the slow tests and more random examples"
-	@echo "make sanitize  the compiled library under AddressSanitizer and UBSan (some minutes; needs g++)"
-	@echo "make lint      linters and type checker only"
-	@echo "make clean     removes caches and build products; $(VENV) stays"
+	@echo "make demo          the paper's example in the terminal, then two models that learn it (some minutes)"
+	@echo "make test          linters, type checker and tests (without the slow ones)"
+	@echo "make test-all      the same with the slow tests and more random examples"
+	@echo "make test-browser  the explorer and the reports in a headless browser (installs playwright, and chromium where it may)"
+	@echo "make test-install  wheel, sdist and editable installation, with and without a compiler (downloads a lot)"
+	@echo "make sanitize      the compiled library under AddressSanitizer and UBSan (some minutes; needs g++)"
+	@echo "make lint          linters and type checker only, the C++ included"
+	@echo "make clean         removes caches and build products; $(VENV) stays"
 
 demo: $(INSTALLED)
 	@$(BIN)/selattn demo
@@ -26,10 +32,21 @@ test: lint
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile=thorough
 
+# Debian's chromium, which only root can install; SELATTN_BROWSER names another one.
+test-browser: $(INSTALLED_TEST)
+	$(BIN)/python -m pip install --quiet "playwright>=1.50"
+	@test -n "$$SELATTN_BROWSER" || command -v chromium >/dev/null || apt-get install -y -q chromium || { \
+	  echo "there is no chromium: install it, or name a browser in SELATTN_BROWSER" >&2; exit 1; }
+	$(BIN)/python -m pytest -m "slow or not slow" -rs tests/report/test_browser.py
+
+# ARGS="--share SITE-PACKAGES" takes torch and the like from there: quicker. See tests/install.py.
+test-install: $(BIN)/python
+	$(BIN)/python -m tests.install $(ARGS)
+
 sanitize: $(INSTALLED_TEST)
 	$(BIN)/python -m tests.ops.sanitize
 
-lint: $(INSTALLED_TEST)
+lint: $(INSTALLED_TEST) $(CPP_CHECKED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -44,10 +61,21 @@ $(BIN)/python:
 	  echo "selattn needs Python 3.11 or newer; $(PYTHON) is older or does not run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
-$(INSTALLED): pyproject.toml | $(BIN)/python
+$(INSTALLED): pyproject.toml setup.py $(CSRC) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e .
+	@$(WHY)
 	@touch $@
 
-$(INSTALLED_TEST): pyproject.toml | $(BIN)/python
+$(INSTALLED_TEST): pyproject.toml setup.py $(CSRC) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -e ".[test]"
+	@$(WHY)
 	@touch $(INSTALLED) $@
+
+# pip hides what a build prints.
+WHY = if test -f selattn/_native_missing.txt; then \
+  echo "the compiled library was not built: $$(cat selattn/_native_missing.txt)" >&2; fi
+
+# Without a compiler it is only formatted, and looked at again next time.
+$(CPP_CHECKED): pyproject.toml .clang-format $(CSRC) tests/lint_cpp.py | $(INSTALLED_TEST)
+	CXX="$(CXX)" $(BIN)/python -m tests.lint_cpp
+	@! command -v $(CXX) >/dev/null || touch $@

@@ -25,15 +25,20 @@ from peers import Layer, layers, literal
 from rich.console import Console
 from rich.table import Table
 
-from selattn import records
 from selattn.cli import _bench
 from selattn.cli._bench import RIVAL, Shape
 from selattn.cli.bench import draw
 from selattn.ops import backends
-from selattn.timing import medians, seconds
+from selattn.utils import records
+from selattn.utils.timing import medians, seconds
 
 PARTS = ("nothing", "random", "peers", "threads", "memory")
 SHAPE = Shape()
+
+
+def available() -> list[str]:
+    """The backends that this machine has."""
+    return [name for name, missing in backends().items() if missing is None]
 
 
 def speed(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -41,7 +46,7 @@ def speed(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[d
     rows = []
     for n in lengths:
         tensors = _bench.inputs(n, SHAPE, forgets, args.seed)
-        names = [name for name in backends() if name != "reference" or n <= args.reference_up_to]
+        names = [name for name in available() if name != "reference" or n <= args.reference_up_to]
         share = _bench.living_share(tensors)
         rows += [{**row, "living": share} for row in _bench.measure(tensors, names, args.repeats)]
         draw([row for row in rows if row["n"] == n], Console())
@@ -156,7 +161,7 @@ def main() -> None:
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"unknown part {unknown.pop()!r}: choose from {', '.join(PARTS)}")
     for forgets in (False, True):
-        for name in backends():
+        for name in available():
             _bench.check(name, _bench.inputs(_bench.CHECK_LENGTH, SHAPE, forgets, args.seed))
     found: dict[str, Any] = {"shape": {**SHAPE._asdict(), "dtype": "float32"}, "repeats": args.repeats}
     for part in args.parts or PARTS:

@@ -1,177 +1,206 @@
-"""Decoding with a pruned cache beside the same model with standard attention and transformers' DynamicCache.
+"""Decoding beside a stock Llama of the same size, with each of transformers' caches: `python benchmarks/decode.py`.
 
-`python benchmarks/decode.py`: tokens per second as a ratio in one run, for several batch sizes and contexts, with
-random weights and caches filled with random keys and values. "attention" is the attention of all layers alone, the
-cache's update included. "free" is what a step would gain if attention and cache took no time at all: the projections,
-the MLP and the output layer are the same for all, so nothing can be faster than that. Run it on a quiet machine.
+Rivals: `LlamaForCausalLM` with DynamicCache, with StaticCache, and with StaticCache compiled (its compilation is not
+timed). Ours: budgets 16 times smaller than the context, no budgets, and K = 2 in every layer, which is as good as no
+attention at all: the limit that any pruning could reach. All have random weights, fp32, and the same sizes. Caches are
+filled by the models themselves with a random text; that is done for one row, which is then repeated for a batch.
+
+In each round every rival decodes a few tokens, so what the machine does meanwhile hits all of them. A ratio is taken
+within a round; the record has the median and the range over rounds. Results are checked first: no times for wrong ones.
+Run it on a quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import statistics
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as nnf
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from selattn import records
-from selattn.cache import Budgets, Rules, SelectiveCache, Tokens, attend
-from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.parts import rotary_angles, rotate
-from selattn.ops import Selection
-from selattn.timing import medians
+from selattn import SelectiveConfig, SelectiveForCausalLM
+from selattn.eviction import Budgets
+from selattn.utils import records
+from selattn.utils.timing import seconds
 
 PAPER = Budgets((8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8))  # 16 times less than 512 tokens in each of 12 layers
-STANDARD, PRUNED, WHOLE = "standard, DynamicCache", "selective, 16x budgets", "selective, K >= N"
-FREE = "no attention"
+DYNAMIC, STATIC, COMPILED = "DynamicCache", "StaticCache", "StaticCache, compiled"
+PRUNED, WHOLE, LIMIT = "16x budgets", "no budgets", "K = 2"
+RIVALS, OURS = (DYNAMIC, STATIC, COMPILED), (PRUNED, WHOLE, LIMIT)
+WORST = 1e-3  # a difference of logits above which a result counts as wrong
+Step = Callable[[], Tensor]  # decodes a token for each row of the batch, and gives its logits
 
 
-class Standard(torch.nn.Module):
-    """The same layers with standard attention over a DynamicCache, as any decoder of transformers decodes.
-
-    Without a cache there is no attention: the queries pass for what it would give.
-    """
-
-    def __init__(self, model: SelectiveForCausalLM) -> None:
-        super().__init__()
-        self.inner = model
-
-    def forward(self, ids: torch.Tensor, position: int, cache: DynamicCache | None) -> torch.Tensor:
-        """One step: logits of the next token."""
-        model = self.inner.model
-        x = model.embed_tokens(ids)
-        rotary = rotary_angles(model.config, torch.full(ids.shape, position))
-        for number, layer in enumerate(model.layers):
-            block = layer.attention
-            h = layer.attention_norm(x)
-            query = rotate(block.q_norm(block._heads(block.q_proj(h))), rotary)
-            key = rotate(block.k_norm(block._heads(block.k_proj(h))), rotary)
-            value = block._heads(block.v_proj(h))
-            mixed = query
-            if cache is not None:
-                key, value = cache.update(key, value, number)
-                mixed = nnf.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-            x = x + block.o_proj(mixed.transpose(1, 2).flatten(2))
-            x = x + layer.mlp(layer.mlp_norm(x))
-        return self.inner.lm_head(model.norm(x))
+def make_models(d: int, longest: int) -> tuple[SelectiveForCausalLM, LlamaForCausalLM]:
+    """Ours, and a stock Llama of the same sizes."""
+    ours = SelectiveConfig.from_d(d, positions="rotary", max_position_embeddings=longest)
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    same += ("num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings")
+    llama = LlamaConfig(**{name: getattr(ours, name) for name in same})
+    return SelectiveForCausalLM(ours).eval(), LlamaForCausalLM(llama).eval()
 
 
-def random_tokens(config: SelectiveConfig, batch: int, count: int) -> Tokens:
-    """Queries, keys and values for one layer."""
-
-    def draw(heads: int) -> torch.Tensor:
-        return torch.randn(batch, heads, count, config.head_dim)
-
-    return Tokens(draw(config.num_attention_heads), draw(config.num_key_value_heads), draw(config.num_key_value_heads))
+def sixteenth(layers: int, context: int) -> Budgets:
+    """The paper's budgets for its 12 layers; for the small models with which this command is tried, even ones."""
+    return PAPER.scaled(context / 512) if layers == 12 else Budgets((max(2, context // 16),) * layers)
 
 
-def filled(config: SelectiveConfig, batch: int, context: int, budgets: Budgets) -> SelectiveCache:
-    """A cache as it is after `context` random tokens."""
-    cache = SelectiveCache(config.num_hidden_layers, budgets)
-    for layer in cache.layers:
-        held = min(layer.budget, context)
-        tokens = random_tokens(config, batch, held)
-        layer.allocate(tokens.key, tokens.value, 1, None)
-        layer.keys[..., :held, :] = tokens.key
-        layer.values[..., :held, :] = tokens.value
-        layer.position[..., :held] = torch.arange(context - held, context)
-        layer.position[..., 0] = 0
-        layer.state.uniform_()
-        layer.length.fill_(context)
-        layer.seen.fill_(context)
+def prefilled(model: Any, cache: Cache, text: Tensor, **options: Any) -> Cache:
+    """The cache after all tokens of the text."""
+    model(text, past_key_values=cache, use_cache=True, logits_to_keep=1, **options)
     return cache
 
 
-def measure(config: SelectiveConfig, batch: int, context: int, args: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of a step, and of its attention alone, for the three."""
-    torch.manual_seed(args.seed)
-    model = SelectiveForCausalLM(config).eval()
-    standard = Standard(model)
-    ids = torch.randint(config.vocab_size, (batch, 1))
-    sixteen = PAPER.scaled(context / 512)
-    budgets = {PRUNED: sixteen}
-    if batch * context <= args.most:
-        budgets[WHOLE] = Budgets(context + 2 * args.repeats + 2)  # room for all steps of the run
-    new = random_tokens(config, batch, 1)
-    rules = Rules(selection=Selection())
+def repeated(cache: Cache, batch: int) -> Cache:
+    """A copy for a batch of the same row."""
+    made = copy.deepcopy(cache)
+    made.batch_repeat_interleave(batch)
+    return made
 
-    def dynamic() -> DynamicCache:
-        cache = DynamicCache()
-        for number in range(config.num_hidden_layers):
-            tokens = random_tokens(config, batch, context)
-            cache.update(tokens.key, tokens.value, number)
-        return cache
 
-    plain = dynamic()
-    caches = {name: filled(config, batch, context, k) for name, k in budgets.items()}
+def static(cache: DynamicCache, config: LlamaConfig, batch: int, room: int) -> StaticCache:
+    """A static cache with the same keys and values, and room for more."""
+    made = StaticCache(config=config, max_cache_len=cache.get_seq_length() + room)
+    for number, layer in enumerate(cache.layers):
+        made.update(*(x.repeat_interleave(batch, 0) for x in (layer.keys, layer.values)), number)
+    return made
 
-    def standard_attention() -> None:
-        for number in range(config.num_hidden_layers):
-            key, value = plain.update(new.key, new.value, number)
-            nnf.scaled_dot_product_attention(new.query, key, value, enable_gqa=True)
-        plain.crop(-1)
 
-    def standard_step() -> None:
-        standard(ids, context, plain)
-        plain.crop(-1)
+def steps_for(
+    models: tuple[SelectiveForCausalLM, LlamaForCausalLM],
+    caches: dict[str, Cache],
+    budgets: dict[str, Budgets | None],
+    token: Tensor,
+    room: int,
+    compiled: bool,
+) -> dict[str, Step]:
+    """A step for each rival, with caches of its own."""
+    ours, llama = models
+    batch = token.shape[0]
 
-    def free_step() -> None:
-        standard(ids, context, None)
+    def step(model: Callable[..., Any], cache: Cache, **options: Any) -> Step:
+        return lambda: model(token, past_key_values=cache, use_cache=True, **options).logits[:, -1]
 
-    def attention(name: str) -> None:
-        for layer in caches[name].layers:
-            attend(layer, new, rules)
+    found = {
+        DYNAMIC: step(llama, repeated(caches[DYNAMIC], batch)),
+        STATIC: step(llama, static(caches[DYNAMIC], llama.config, batch, room)),
+    }
+    if compiled:
+        torch.compiler.reset()
+        # Frozen weights are packed for the machine's kernels. The modes that transformers and torch offer beyond this
+        # (CUDA graphs, Triton) are for GPUs.
+        graph = torch.compile(llama.forward, fullgraph=True, dynamic=False, options={"freezing": True})
+        found[COMPILED] = step(graph, static(caches[DYNAMIC], llama.config, batch, room))
+    return found | {n: step(ours, repeated(caches[n], batch), cache_budgets=budgets[n]) for n in OURS}
 
-    def step(name: str) -> None:
-        model(ids, past_key_values=caches[name], cache_budgets=budgets[name])
 
-    with torch.inference_mode():
-        rivals = {STANDARD: standard_step, FREE: free_step, **{n: lambda n=n: step(n) for n in budgets}}
-        steps = medians(rivals, args.repeats)
-        alone = medians({STANDARD: standard_attention, **{n: lambda n=n: attention(n) for n in budgets}}, args.repeats)
+def check(steps: dict[str, Step], expected: dict[str, Tensor]) -> None:
+    """The first step of each against a full forward; compiles what is to be compiled."""
+    for name, step in steps.items():
+        worst = (step() - expected[name if name in OURS else DYNAMIC]).abs().max().item()
+        if not worst < WORST:
+            sys.exit(f"{name} is wrong by {worst:.1e}: no times are printed for wrong results")
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median and range."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def summary(rounds: dict[str, list[float]], batch: int, tokens: int) -> dict[str, Any]:
+    """Speeds and ratios, from the seconds of each round."""
+
+    def ratio(slow: str, fast: str) -> dict[str, float]:
+        return spread([a / b for a, b in zip(rounds[slow], rounds[fast], strict=True)])
+
+    rivals = [name for name in RIVALS if name in rounds]
     return {
-        "batch": batch,
-        "context": context,
-        "memory_factor": sixteen.memory_factor(config.num_hidden_layers, context),
-        "tokens_per_second": {name: batch / seconds for name, seconds in steps.items()},
-        "speed_ratio": {name: steps[STANDARD] / steps[name] for name in (*budgets, FREE)},
-        "attention_ratio": {name: alone[STANDARD] / alone[name] for name in budgets},
+        "tokens_per_second": {name: spread([batch * tokens / each for each in rounds[name]]) for name in rounds},
+        "best": min(rivals, key=lambda name: statistics.median(rounds[name])),
+        "times_faster_than": {rival: {name: ratio(rival, name) for name in OURS} for rival in rivals},
+        "of_the_limit": {name: ratio(LIMIT, name) for name in (PRUNED, WHOLE)},
+        "seconds": rounds,
     }
 
 
+def measure(models: tuple[SelectiveForCausalLM, LlamaForCausalLM], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each context and batch."""
+    ours, llama = models
+    layers, room, rows = ours.config.num_hidden_layers, (args.repeats + 1) * args.tokens + 2, []
+    for context in args.context:
+        text = torch.randint(ours.config.vocab_size, (1, context + 1))
+        pruned = sixteenth(layers, context)
+        budgets = {PRUNED: pruned, WHOLE: None, LIMIT: Budgets((2,) * layers)}
+        caches: dict[str, Cache] = {DYNAMIC: prefilled(llama, DynamicCache(config=llama.config), text[:, :-1])}
+        expected = {DYNAMIC: llama(text, use_cache=False, logits_to_keep=1).logits[:, -1]}
+        for name, k in budgets.items():
+            caches[name] = prefilled(ours, ours.model.new_cache(k), text[:, :-1], cache_budgets=k)
+            expected[name] = ours(text, use_cache=False, cache_budgets=k, logits_to_keep=1).logits[:, -1]
+        for batch in args.batch:
+            compiled = not args.no_compile and batch * context <= args.compile_up_to
+            steps = steps_for(models, caches, budgets, text[:, -1:].repeat(batch, 1), room, compiled)
+            check(steps, expected)
+            turns = {name: lambda s=step: [s() for _ in range(args.tokens)] for name, step in steps.items()}
+            with torch.compiler.set_stance("fail_on_recompile"):
+                rounds = seconds(turns, args.repeats)
+            about = {"batch": batch, "context": context, "memory_factor": pruned.memory_factor(layers, context)}
+            rows.append(about | summary(rounds, batch, args.tokens))
+            del steps, turns  # and with them the caches, before those of the next batch are made
+    return rows
+
+
 def draw(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows as a table."""
-    table = Table(title="decoding: times as fast as standard attention with a DynamicCache", title_justify="left")
-    headings = ("batch", "N", "standard tokens/s", "16x", "attention", "K >= N", "attention", "free")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    """A table for each row, with a line for each of the rivals and of ours."""
+
+    def shown(found: dict[str, float] | None, digits: int = 2) -> str:
+        if found is None:
+            return ""
+        median, low, high = (f"{found[name]:.{digits}f}" for name in ("median", "low", "high"))
+        return f"{median} ({low} to {high})"
+
     for row in rows:
-        found = [row[part].get(name) for name in (PRUNED, WHOLE) for part in ("speed_ratio", "attention_ratio")]
-        found.append(row["speed_ratio"][FREE])
-        cells = ["-" if ratio is None else f"{ratio:.2f}" for ratio in found]
-        table.add_row(str(row["batch"]), f"{row['context']:,}", f"{row['tokens_per_second'][STANDARD]:.1f}", *cells)
-    console.print(table)
+        table = Table(title=f"decoding, batch {row['batch']}, N = {row['context']:,}", title_justify="left")
+        for heading in ("", "tokens/s", "times the best rival", "of the limit"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name, speed in row["tokens_per_second"].items():
+            label = f"stock Llama, {name}" if name in RIVALS else f"ours, {name}"
+            times = row["times_faster_than"][row["best"]].get(name)
+            table.add_row(label, shown(speed, 1), shown(times), shown(row["of_the_limit"].get(name)))
+        console.print(table)
 
 
 def main() -> None:
     """Measure, print, record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--d", type=int, default=12, choices=[12], help="the paper's budgets are for 12 layers")
+    parser.add_argument("--d", type=int, default=12, help="the model's size (default: 12, as the paper's budgets)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--context", type=int, nargs="+", default=[512, 2048, 8192])
-    parser.add_argument("--most", type=int, default=16 * 2048, help="no K >= N above this batch * context: memory")
-    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--context", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--tokens", type=int, default=4, help="decoded by each rival in a round (default: 4)")
+    parser.add_argument("--repeats", type=int, default=9, help="rounds (default: 9)")
+    parser.add_argument("--no-compile", action="store_true", help="leave out the compiled rival")
+    parser.add_argument(
+        "--compile-up-to", type=int, default=16 * 2048, help="no compiled rival above this batch * context"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/decode.json")
     args = parser.parse_args()
-    config = SelectiveConfig.from_d(args.d, positions="rotary", max_position_embeddings=max(args.context))
-    pairs = [(batch, context) for context in args.context for batch in args.batch]
-    rows = [measure(config, *pair, args) for pair in pairs]
+    torch.manual_seed(args.seed)
+    models = make_models(args.d, max(args.context) + (args.repeats + 1) * args.tokens + 2)
+    with torch.inference_mode():
+        rows = measure(models, args)
     draw(rows, Console())
-    print(records.write_record(args.out, {"d": args.d, "dtype": "float32", "rows": rows}, seed=args.seed))
+    sizes = {name: getattr(models[0].config, name) for name in ("hidden_size", "intermediate_size", "vocab_size")}
+    parameters = dict(zip(("selective", "llama"), (model.num_parameters() for model in models), strict=True))
+    shape = {"d": args.d, **sizes, "parameters": parameters, "dtype": "float32"}
+    about = {"shape": shape, "tokens": args.tokens, "repeats": args.repeats}
+    print(records.write_record(args.out, {**about, "rows": rows}, seed=args.seed))
 
 
 if __name__ == "__main__":

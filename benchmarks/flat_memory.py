@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from rich.progress import track
 
-from selattn import records
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.utils import records
 
 
 def resident_bytes() -> int:

@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from selattn import records
 from selattn.cli import _bench
 from selattn.cli._bench import RIVAL, Shape
+from selattn.utils import records
 
 SHORT, LONG = 4096, 16_384
 CALLS = (LONG // SHORT) ** 2  # short ones to a long one

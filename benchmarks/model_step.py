@@ -1,26 +1,32 @@
 """A training step of a selective model beside the same with standard attention: `python benchmarks/model_step.py`.
 
-Forward, and forward + backward, of the paper's model of size d with new weights, or of a trained model (--model), on
-real text, beside the same weights with standard attention; in fp32, the memory term included. The two take turns in one
-process. Run it on a quiet machine: PyTorch's threads wait for each other, so a second busy process costs
-a multiple.
+Forward; forward + backward; and the whole step, with clipped gradients and AdamW, as a run takes it. Of the paper's
+model of size d with new weights on random tokens, or of a trained model (--model) on real text, beside the same weights
+with standard attention; in fp32, the memory term included. The two take turns in one process, and the record has the
+median and the range of their ratio over the turns. Run it on a quiet machine: PyTorch's threads wait for each other, so
+a second busy process costs a multiple.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
+from functools import partial
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from zoo_attention import document
 
-from selattn import SelectiveConfig, SelectiveForCausalLM, records
+from selattn import SelectiveConfig, SelectiveForCausalLM
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.models.zoo import find_model
-from selattn.timing import medians
+from selattn.utils import records
+from selattn.utils.timing import seconds
 
 KINDS = ("standard", "selective")
+FORWARD, BOTH, WHOLE = "forward", "forward + backward", "whole step"
+CLIP = 1.0  # as runs do
 
 
 def make(kind: str, args: argparse.Namespace) -> SelectiveForCausalLM:
@@ -40,28 +46,36 @@ def make(kind: str, args: argparse.Namespace) -> SelectiveForCausalLM:
     return SelectiveForCausalLM(config).train()
 
 
-def step(model: SelectiveForCausalLM, ids: torch.Tensor, backward: bool) -> None:
-    """One step; gradients are thrown away."""
-    with torch.set_grad_enabled(backward):
+def step(model: SelectiveForCausalLM, ids: torch.Tensor, what: str, optimizer: torch.optim.Optimizer) -> None:
+    """One step, or the part of it that is asked for."""
+    with torch.set_grad_enabled(what != FORWARD):
         loss = model(ids, labels=ids, use_cache=False).loss
-        if backward:
-            model.zero_grad(set_to_none=True)
+        if what != FORWARD:
+            optimizer.zero_grad(set_to_none=True)
             loss.backward()
+        if what == WHOLE:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
 
 
 def measure(args: argparse.Namespace) -> list[dict[str, object]]:
-    """A row for each direction: seconds of each kind, and their ratio."""
+    """A row for each part of a step: seconds of each kind, and their ratio."""
     models = {kind: make(kind, args) for kind in KINDS}
+    # So small a learning rate that what is learned while it is timed, and so what is forgotten, stays as it was.
+    optimizers = {kind: torch.optim.AdamW(model.parameters(), lr=1e-9) for kind, model in models.items()}
     if args.model is None:
         ids = torch.randint(models["standard"].config.vocab_size, (args.batch, args.context))
     else:
         tokenizer = Tokenizer(find_model(args.model) / MODEL_FILE)
         ids = torch.tensor([document(tokenizer, args.source, args.context)]).expand(args.batch, -1)
     rows: list[dict[str, object]] = []
-    for name, backward in (("forward", False), ("forward + backward", True)):
-        rivals = {kind: lambda m=model, b=backward: step(m, ids, b) for kind, model in models.items()}
-        seconds = medians(rivals, args.repeats)
-        rows.append({"what": name, **seconds, "ratio": seconds["selective"] / seconds["standard"]})
+    for what in (FORWARD, BOTH, WHOLE):
+        rivals = {kind: partial(step, model, ids, what, optimizers[kind]) for kind, model in models.items()}
+        found = seconds(rivals, args.repeats)
+        ratios = [ours / theirs for ours, theirs in zip(found["selective"], found["standard"], strict=True)]
+        each = {kind: statistics.median(times) for kind, times in found.items()}
+        ratio = each["selective"] / each["standard"]
+        rows.append({"what": what, **each, "ratio": ratio, "low": min(ratios), "high": max(ratios)})
     return rows
 
 
@@ -70,11 +84,11 @@ def draw(rows: list[dict[str, object]], args: argparse.Namespace, console: Conso
     what, threads = args.model or f"d={args.d}", torch.get_num_threads()
     title = f"{what}, context {args.context:,}, batch {args.batch}, fp32, {threads} threads"
     table = Table(title=title, title_justify="left")
-    for heading in ("", "standard", "selective", "ratio"):
+    for heading in ("", "standard", "selective", "ratio", "range"):
         table.add_column(heading, justify="right" if heading else "left")
     for row in rows:
-        seconds = (f"{row[kind]:.3f} s" for kind in KINDS)
-        table.add_row(str(row["what"]), *seconds, f"{row['ratio']:.2f}")
+        times = (f"{row[kind]:.3f} s" for kind in KINDS)
+        table.add_row(str(row["what"]), *times, f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}")
     console.print(table)
 
 

@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from selattn import records
 from selattn.data import Reading
 from selattn.evaluate import make_batches
 from selattn.evaluate.subjects import load_model, tokenizer_of
 from selattn.evaluate.text import Text
 from selattn.models.zoo import find_model
 from selattn.prune import Procedure, Step, Trials, Until, chosen, first_step, steps
+from selattn.utils import records
 
 
 def literal(path: list[Step], procedure: Procedure, stop: int) -> int:

@@ -20,7 +20,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from selattn import records
 from selattn.data import Reading, Tokenizer, documents
 from selattn.data.llama2c import sentencepiece_from_llama2c
 from selattn.data.rows import DocumentRows
@@ -28,6 +27,7 @@ from selattn.data.store import build_store
 from selattn.data.tokenizer import MODEL_FILE
 from selattn.evaluate import log_perplexity, make_batches
 from selattn.models import SelectiveForCausalLM, from_llama2c
+from selattn.utils import records
 
 QUOTES = {"â€œ": "“", "â€™": "’", "â€˜": "‘", "â€”": "—", "â€“": "–", "â€": "”"}  # UTF-8 that was read as Windows-1252
 

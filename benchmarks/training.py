@@ -20,7 +20,6 @@ from rich.table import Table
 from torch.utils.data import DataLoader, default_collate
 from transformers import set_seed
 
-from selattn import records
 from selattn.train import RunConfig, train
 from selattn.train.datasets import Data, prepare
 from selattn.train.display import Display
@@ -28,6 +27,7 @@ from selattn.train.model import make_model, model_config
 from selattn.train.order import Share, StepBatches
 from selattn.train.overrides import override
 from selattn.train.runs import find_run
+from selattn.utils import records
 
 KINDS = ("standard", "selective", "memory")
 WARM = 5  # steps that are not timed
@@ -73,7 +73,8 @@ def bare(run: RunConfig, data: Data) -> float:
 
 def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     """A row for each kind: tokens per second of the Trainer and of the bare loop."""
-    settings = [f"schedule.steps={args.steps + WARM}", "evaluation.every=1_000_000", "evaluation.rows=1"]
+    settings = [f"schedule.steps={args.steps + WARM}", "schedule.warmup=0"]
+    settings += ["evaluation.every=1_000_000", "evaluation.rows=1"]
     settings += ["checkpoints.every=1_000_000", f"seed={args.seed}"]
     if args.source:
         settings.append(f"data.source={args.source}")

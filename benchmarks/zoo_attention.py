@@ -16,14 +16,16 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from selattn import SelectiveForCausalLM, records
+from selattn import SelectiveForCausalLM
 from selattn.cli import _bench
 from selattn.cli._bench import RIVAL
 from selattn.data.text import documents
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.models.zoo import find_model
-from selattn.ops import dispatch, selective_attention
-from selattn.timing import medians
+from selattn.ops import selective_attention
+from selattn.ops.backends import dispatch
+from selattn.utils import records
+from selattn.utils.timing import medians
 
 
 def document(tokenizer: Tokenizer, source: str, length: int) -> list[int]:

@@ -7,33 +7,57 @@ wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from selattn import _auto
+from selattn import _auto, _peft
 
 if TYPE_CHECKING:
+    from selattn.cache import SelectiveCache
+    from selattn.eviction import H2O, Budgets, Policy, Selective, Threshold, Tova, Window
     from selattn.models import SelectiveConfig, SelectiveForCausalLM
     from selattn.ops import Selection, Sequences, causal_attention, selective_attention
+    from selattn.report import plot
+    from selattn.report.explorer import explore
+    from selattn.report.trace import trace
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "H2O",
+    "Budgets",
+    "Policy",
     "Selection",
+    "Selective",
+    "SelectiveCache",
     "SelectiveConfig",
     "SelectiveForCausalLM",
     "Sequences",
+    "Threshold",
+    "Tova",
+    "Window",
     "__version__",
     "causal_attention",
+    "explore",
+    "plot",
     "selective_attention",
+    "trace",
 ]
 
-_MODELS = {"SelectiveConfig", "SelectiveForCausalLM"}
+# Where a public name lives, if not in `selattn.ops`.
+_HOMES = {
+    **dict.fromkeys(("SelectiveConfig", "SelectiveForCausalLM"), "selattn.models"),
+    **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.eviction"),
+    "SelectiveCache": "selattn.cache",
+    "explore": "selattn.report.explorer",
+    "plot": "selattn.report.plot",
+    "trace": "selattn.report.trace",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from `selattn.models` or `selattn.ops` on first use (PEP 562)."""
+    """Load a public name from where it lives on first use (PEP 562)."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "selattn.models" if name in _MODELS else "selattn.ops"
-    value = globals()[name] = getattr(import_module(home), name)
+    home = import_module(_HOMES.get(name, "selattn.ops"))
+    value = globals()[name] = home if name == "plot" else getattr(home, name)
     return value
 
 
@@ -43,3 +67,4 @@ def __dir__() -> list[str]:
 
 
 _auto.install()
+_peft.install()

@@ -1,16 +1,39 @@
-"""What is installed: the type marker, and one version everywhere."""
+"""What is installed: one version everywhere, a whole sdist, a wheel with the zoo, and why the library is missing."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
+import tarfile
 import tomllib
+import zipfile
 from importlib import metadata
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import pytest
 import yaml
 
 import selattn
+from selattn.utils import native
+from tests.install import copy_source
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BUILD = "import sys, setuptools.build_meta as b; b.build_{}(sys.argv[1])"  # what pip calls; without a download here
+
+
+def files(folder, *below):
+    return {str(path.relative_to(folder)) for name in below for path in (folder / name).rglob("*") if path.is_file()}
+
+
+def build(source, *command, **variables):
+    done = subprocess.run(
+        [sys.executable, *command], cwd=source, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
 
 
 def test_one_version_everywhere():
@@ -22,11 +45,6 @@ def test_one_version_everywhere():
     assert released[0] == version
 
 
-def test_type_marker_is_in_the_package():
-    assert (ROOT / "selattn" / "py.typed").is_file()
-    assert "py.typed" in PYPROJECT["tool"]["setuptools"]["package-data"]["selattn"]
-
-
 def test_every_folder_with_code_is_a_package():
     """A folder without `__init__.py` would be left out of the wheel, and nobody here would notice."""
     assert PYPROJECT["tool"]["setuptools"]["packages"]["find"]["include"] == ["selattn", "selattn.*"]
@@ -34,5 +52,130 @@ def test_every_folder_with_code_is_a_package():
     assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
+def test_help_of_make_lists_every_command():
+    makefile = (ROOT / "Makefile").read_text()
+    commands = re.search(r"^\.PHONY: (.*)$", makefile, flags=re.MULTILINE).group(1).split()
+    assert ["help", *re.findall(r'@echo "make ([\w-]+) ', makefile)] == commands
+
+
 def test_no_torch_newer_than_the_tested_one():
     assert "torch>=2.9,<2.14" in PYPROJECT["project"]["dependencies"]
+
+
+def test_an_sdist_is_whole_and_a_wheel_from_it_has_the_zoo(tmp_path):
+    """No compiler here, so that it is quick; `make test-install` has one."""
+    source = copy_source(tmp_path / "source")
+    for path in source.glob("zoo/*/model.safetensors"):
+        path.write_bytes(b"short, for speed")
+    everything = files(source, ".")
+    leftovers = {f"selattn/_native{EXTENSION_SUFFIXES[0]}", f"selattn/{native.REASON}", "csrc/x.so", "tests/x.pyc"}
+    for name in leftovers:  # of an editable installation
+        (source / name).write_text("left over")
+    build(source, "-c", BUILD.format("sdist"), str(tmp_path))
+    (packed,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    held = files(unpacked, ".")
+    assert sorted(everything - held) == []
+    assert sorted(held & leftovers) == []
+
+    said = build(unpacked, "-c", BUILD.format("wheel"), str(tmp_path), PATH=os.devnull)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = {name for name in archive.namelist() if name.startswith("selattn/")}
+        reason = archive.read(f"selattn/{native.REASON}").decode()
+    code = files(source, "selattn") - leftovers
+    zoo = {f"selattn/{name}" for name in files(source, "zoo")}
+    assert inside == code | zoo | {f"selattn/{native.REASON}"}
+    assert "selattn/py.typed" in inside
+    assert re.match(r"\S+ was not found; install a C\+\+ compiler .*\n$", reason)
+    assert f"selattn._native was not built: {reason}" in said
+
+
+@pytest.fixture
+def small_source(tmp_path):
+    """As much of the project as a build reads, with one model and a library of one line."""
+    source = tmp_path / "source"
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source)
+    for name in ("selattn/__init__.py", "zoo/one/config.json", "zoo/two.part/config.json", "csrc/native.cpp"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).touch()
+    return source
+
+
+COMPILES = 'extern "C" int one() { return 1; }\n'
+FAILURES = {
+    "a compile error": (
+        COMPILES + "int two() { return nowhere; }\n",
+        {},
+        r"csrc/native.cpp:2:\d+: error: .*nowhere.*; `pip",
+    ),
+    "a header that is not there": ('#include "none.h"\n', {}, r"csrc/native.cpp:1:\d+: fatal error: none.h: .*; `pip"),
+    "a library that is not there": (COMPILES, {"LDFLAGS": "-lnowhere"}, r".*cannot find -lnowhere.*; `pip"),
+    "no such compiler": (COMPILES, {"CC": "/no/cc", "CXX": "/no/c++"}, r"/no/c(c|\+\+) was not found; install a C\+\+"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_build_says_why(small_source, failure):
+    code, variables, reason = FAILURES[failure]
+    (small_source / "csrc/native.cpp").write_text(code)
+    said = build(small_source, "setup.py", "build_ext", "--build-lib", "built", **variables)
+    left = (small_source / "built/selattn" / native.REASON).read_text()
+    assert re.match(reason, left)
+    assert left.count("\n") == 1
+    assert f"selattn._native was not built: {left}" in said
+
+
+@pytest.mark.parametrize("where", ["selattn", "built/selattn"])
+def test_a_failed_build_leaves_no_old_library_and_the_next_one_no_old_reason(small_source, where):
+    command = ["setup.py", "build_ext", *(["--inplace"] if where == "selattn" else ["--build-lib", "built"])]
+    library, left = small_source / where / f"_native{EXTENSION_SUFFIXES[0]}", small_source / where / native.REASON
+    library.parent.mkdir(parents=True, exist_ok=True)
+    library.write_text("of an earlier version")
+    os.utime(library, (0, 0))
+    (small_source / "csrc/native.cpp").write_text("#error no\n")
+    build(small_source, *command)
+    assert (library.exists(), left.exists()) == (False, True)
+    (small_source / "csrc/native.cpp").write_text(COMPILES)
+    build(small_source, *command)
+    assert (library.exists(), left.exists()) == (True, False)
+
+
+def test_a_changed_header_is_compiled_again(small_source):
+    (small_source / "csrc/cache").mkdir()
+    header = small_source / "csrc/cache/one.h"
+    header.write_text(COMPILES)
+    (small_source / "csrc/native.cpp").write_text('#include "cache/one.h"\n')
+    command = ["setup.py", "build_ext", "--build-lib", "built"]
+    build(small_source, *command)
+    library = small_source / f"built/selattn/_native{EXTENSION_SUFFIXES[0]}"
+    before = library.stat().st_mtime_ns
+    build(small_source, *command)
+    assert library.stat().st_mtime_ns == before
+    os.utime(header, ns=(before + 10**9, before + 10**9))
+    build(small_source, *command)
+    assert library.stat().st_mtime_ns > before
+
+
+def test_nothing_of_an_earlier_build_is_shipped(small_source):
+    command = ["setup.py", "build_py", "--build-lib", "built"]
+    for name in ("built/selattn/removed.py", "built/selattn/zoo/removed/config.json"):
+        (small_source / name).parent.mkdir(parents=True, exist_ok=True)
+        (small_source / name).touch()
+    build(small_source, *command)
+    assert files(small_source, "built") == {"built/selattn/__init__.py", "built/selattn/zoo/one/config.json"}
+
+
+def test_a_source_without_its_models_is_refused(small_source):
+    shutil.rmtree(small_source / "zoo")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_py"], cwd=small_source, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "error: the models of zoo/ are missing: build from a whole repository, or from an sdist"
+    )

@@ -1,0 +1,55 @@
+"""The benchmarks run, at sizes that say nothing, and write the records that documents read."""
+
+import subprocess
+import sys
+
+import pytest
+
+from selattn.utils import records
+from tests.numbers import ROOT, corrected, faults
+from tests.sources import Node, read_records
+
+
+def run(name, folder, *options):
+    """The record of a benchmark."""
+    record = folder / "record.json"
+    command = [sys.executable, ROOT / "benchmarks" / name, *options, "--out", record]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return records.read_record(record)
+
+
+@pytest.fixture(scope="module")
+def decode(tmp_path_factory):
+    options = "--d 1 --batch 1 3 --context 20 40 --repeats 3 --tokens 1 --no-compile"
+    return run("decode.py", tmp_path_factory.mktemp("decode"), *options.split())
+
+
+def test_decoding_is_compared_with_the_best_rival_round_by_round(decode):
+    assert [(row["batch"], row["context"]) for row in decode["rows"]] == [(1, 20), (3, 20), (1, 40), (3, 40)]
+    for row in decode["rows"]:
+        rounds = row["seconds"]
+        assert set(rounds) == {"DynamicCache", "StaticCache", "16x budgets", "no budgets", "K = 2"}
+        middle = {name: sorted(times)[1] for name, times in rounds.items()}
+        assert row["best"] == min(("DynamicCache", "StaticCache"), key=middle.__getitem__)
+        ratios = sorted(a / b for a, b in zip(rounds[row["best"]], rounds["16x budgets"], strict=True))
+        found = row["times_faster_than"][row["best"]]["16x budgets"]
+        assert [found["low"], found["median"], found["high"]] == ratios
+        limit = sorted(a / b for a, b in zip(rounds["K = 2"], rounds["16x budgets"], strict=True))
+        assert row["of_the_limit"]["16x budgets"]["median"] == limit[1]
+        assert row["tokens_per_second"]["StaticCache"]["median"] == pytest.approx(row["batch"] / middle["StaticCache"])
+
+
+def test_the_readme_makes_its_table_of_the_record(decode):
+    known = read_records(ROOT / "results") | {"decode": Node(decode, "decode")}
+    page = corrected((ROOT / "README.md").read_text(), known)
+    assert faults(page, known) == []
+    assert "\n| 3 | 40 | " in page
+
+
+def test_a_whole_training_step_has_an_optimizer(tmp_path):
+    rows = run("model_step.py", tmp_path, *["--d", "1", "--context", "32", "--batch", "2", "--repeats", "2"])["rows"]
+    assert [row["what"] for row in rows] == ["forward", "forward + backward", "whole step"]
+    for row in rows:
+        assert row["ratio"] == pytest.approx(row["selective"] / row["standard"])
+        assert row["low"] <= row["high"]
