@@ -164,9 +164,8 @@ def training() -> Iterator[tuple[str, str]]:
 
 def search(root: Path) -> Iterator[tuple[str, str]]:
     """The path of one search, on a text of ASCII words that every tokenizer reads alike."""
-    words = (
-        "the old house on the hill was empty and the garden ran wild down to the river where boats were kept ".split()
-    )
+    sentence = "the old house on the hill was empty and the garden ran wild down to the river where boats were kept"
+    words = sentence.split()
     lines = [" ".join(words[(i * 7 + j * (1 + i % 5)) % len(words)] for j in range(180)) for i in range(24)]
     with tempfile.TemporaryDirectory() as folder:
         text = Path(folder) / "text.txt"
