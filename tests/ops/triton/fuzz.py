@@ -107,8 +107,9 @@ def by_heads(x, heads):
 def selecting(r):
     """Where a row may select: the logits, and the sums of their terms' sizes (else 0), [B, S, N, M]."""
     whole = tile.whole(r)
-    allowed = tile.may_select(r, whole, tile.visible(r, whole))
-    x = tile.selecting_logits(r, whole)
+    seen = tile.visible(r, whole)
+    allowed = tile.may_select(r, whole, seen)
+    x = tile.selecting_logits(r, whole, seen)
     if r.selection_query is None:
         shared = r.query.shape[1] // r.key.shape[1]
         heads = list(r.selection.heads)

@@ -139,7 +139,7 @@ def select(
         stop = tl.minimum(end, t + AT_ONCE)
         for u in range(t, stop):
             # With a state, a block of sources may follow the last block of rows: it has no F.
-            tl.store(c.block_f + (each * T + u) * c.M + cols, f, mask=present & (u < T))
+            tl.store(c.block_f + (each * T + u) * c.M + cols, f, mask=cols < tl.where(u < T, c.M, 0))
             if HOW.dies:
                 gone = dying(c, b, s, u, f, lengths, reach, own, HOW, BM, HEADS) & (cols < offset + u * BM)
                 dies = tl.where(gone & (dies == NEVER), u, dies)
