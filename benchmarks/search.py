@@ -17,11 +17,11 @@ from rich.progress import track
 from rich.table import Table
 
 from selattn.data import Reading
-from selattn.evaluate import make_batches
-from selattn.evaluate.subjects import load_model, tokenizer_of
-from selattn.evaluate.text import Text
+from selattn.evaluation import make_batches
+from selattn.evaluation.subjects import load_model, tokenizer_of
+from selattn.evaluation.text import Text
 from selattn.models.zoo import find_model
-from selattn.prune import Procedure, Step, Trials, Until, chosen, first_step, steps
+from selattn.pruning import Procedure, Step, Trials, Until, chosen, first_step, steps
 from selattn.utils import records
 
 

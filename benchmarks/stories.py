@@ -25,7 +25,7 @@ from selattn.data.llama2c import sentencepiece_from_llama2c
 from selattn.data.rows import DocumentRows
 from selattn.data.store import build_store
 from selattn.data.tokenizer import MODEL_FILE
-from selattn.evaluate import log_perplexity, make_batches
+from selattn.evaluation import log_perplexity, make_batches
 from selattn.models import SelectiveForCausalLM, from_llama2c
 from selattn.utils import records
 

@@ -20,13 +20,13 @@ from rich.table import Table
 from torch.utils.data import DataLoader, default_collate
 from transformers import set_seed
 
-from selattn.train import RunConfig, train
-from selattn.train.datasets import Data, prepare
-from selattn.train.display import Display
-from selattn.train.model import make_model, model_config
-from selattn.train.order import Share, StepBatches
-from selattn.train.overrides import override
-from selattn.train.runs import find_run
+from selattn.training import RunConfig, train
+from selattn.training.datasets import Data, prepare
+from selattn.training.display import Display
+from selattn.training.model import make_model, model_config
+from selattn.training.order import Share, StepBatches
+from selattn.training.overrides import override
+from selattn.training.runs import find_run
 from selattn.utils import records
 
 KINDS = ("standard", "selective", "memory")
@@ -56,8 +56,8 @@ def bare(run: RunConfig, data: Data) -> float:
     """Seconds of the same steps in the shortest loop that does the same."""
     set_seed(run.seed)
     model = make_model(run, model_config(run, data.tokenizer)).train()
-    adamw = run.optimiser
-    optimiser = torch.optim.AdamW(
+    adamw = run.optimizer
+    optimizer = torch.optim.AdamW(
         model.parameters(), adamw.lr, (adamw.beta1, adamw.beta2), adamw.eps, adamw.weight_decay, fused=True
     )
     batches = StepBatches(Share(run.batch.size, 1), run.schedule.steps)
@@ -65,8 +65,8 @@ def bare(run: RunConfig, data: Data) -> float:
     for batch in DataLoader(data.train, batch_sampler=batches, collate_fn=default_collate):
         model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), adamw.clip)
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         times.append(time.perf_counter())
     return times[-1] - times[WARM - 1]
 

@@ -101,7 +101,7 @@ template <class T> int64_t keys_ahead(const Problem &p, int64_t g, const Chunk<T
 /* Keys (or values) of key-value head g, where they need not be gathered. */
 template <class T>
 void ask_for_keys(Coming &next, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c, int64_t padded) {
-    const Gathered<T> found = neighbours<T>(x, b, g % p.G, c.key, c.count, padded);
+    const Gathered<T> found = neighbors<T>(x, b, g % p.G, c.key, c.count, padded);
     if (found.data) next.share_of_rows(found.data + keys_ahead(p, g, c) * found.row, found.row, padded, c.count);
 }
 

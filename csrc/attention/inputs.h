@@ -108,13 +108,13 @@ template <class T> struct Gathered {
     int64_t row;
 };
 template <class T>
-Gathered<T> neighbours(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded) {
+Gathered<T> neighbors(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded) {
     const bool whole = count > 0 && count % GROUP == 0 && keys[count - 1] - keys[0] == count - 1;
     return {whole ? in_place<T>(x, b, g, keys[0], padded) : nullptr, x.stride[2]};
 }
 template <class T>
 Gathered<T> gather(const Rows &x, int64_t b, int64_t g, const int32_t *keys, int64_t count, int64_t padded, T *buffer) {
-    const Gathered<T> found = neighbours<T>(x, b, g, keys, count, padded);
+    const Gathered<T> found = neighbors<T>(x, b, g, keys, count, padded);
     if (found.data) return found;
     const int64_t rows = (count + GROUP - 1) / GROUP * GROUP;
     for (int64_t i = 0; i < rows; i++) {

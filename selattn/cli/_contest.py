@@ -12,9 +12,9 @@ from rich.text import Text
 
 from selattn.cli import _draw
 from selattn.data import VariableAssignment
-from selattn.train import Finished, RunConfig, train
-from selattn.train.display import Bar, Display, Lines
-from selattn.train.runs import find_run
+from selattn.training import Finished, RunConfig, train
+from selattn.training.display import Bar, Display, Lines
+from selattn.training.runs import find_run
 
 KINDS = ("selective", "standard")
 
@@ -55,7 +55,7 @@ def contest(console: Console, steps: int | None) -> bool:
 
 def introduce(task: VariableAssignment, run: RunConfig, console: Console) -> None:
     """What is going to happen, and a sample of it."""
-    from selattn.train.model import model_config
+    from selattn.training.model import model_config
 
     layers = model_config(run).num_hidden_layers
     console.rule("[bold]The same, learned", align="left")

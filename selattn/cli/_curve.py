@@ -15,10 +15,10 @@ from selattn.errors import SelattnError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluate.batches import Batch
-    from selattn.evaluate.curve import Curve, Point
-    from selattn.evaluate.parts import Key, Parts
-    from selattn.evaluate.team import Team
+    from selattn.evaluation.batches import Batch
+    from selattn.evaluation.curve import Curve, Point
+    from selattn.evaluation.parts import Key, Parts
+    from selattn.evaluation.team import Team
     from selattn.eviction import Budgets
 
 
@@ -46,8 +46,8 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure every curve on the same rows, read off where it reaches the baseline, draw and record."""
     from selattn.cli._bar import rows_bar
     from selattn.cli._parts import kept_parts, write_whole
-    from selattn.evaluate.curve import Curve, halves
-    from selattn.evaluate.subjects import check_context, fingerprint, training_seed
+    from selattn.evaluation.curve import Curve, halves
+    from selattn.evaluation.subjects import check_context, fingerprint, training_seed
     from selattn.models.summary import read_config
 
     figure_of(args)  # refuses one that cannot be drawn, before anything is measured
@@ -105,7 +105,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
 
 def check_vocabularies(folders: Sequence[Path]) -> None:
     """Losses can be compared only over the same tokens."""
-    from selattn.evaluate.subjects import tokenizer_of
+    from selattn.evaluation.subjects import tokenizer_of
 
     if len({tokenizer_of(folder).fingerprint for folder in folders}) > 1:
         raise SelattnError("these models have different vocabularies: their losses cannot be compared")
@@ -114,8 +114,8 @@ def check_vocabularies(folders: Sequence[Path]) -> None:
 def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team) -> tuple[dict[str, list[Batch]], Key]:
     """The rows that all curves are measured on, and what they depend on."""
     from selattn.cli._parts import text_key
-    from selattn.evaluate import make_batches
-    from selattn.evaluate.subjects import tokenizer_of
+    from selattn.evaluation import make_batches
+    from selattn.evaluation.subjects import tokenizer_of
 
     tokenizer, texts = tokenizer_of(folder), texts_of(args)
     rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts.items()}
@@ -127,9 +127,9 @@ def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team)
 
 def points_of(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budgets | None], str | None]:
     """The budgets of a curve's points, and the policy."""
-    from selattn.evaluate.curve import nearest
+    from selattn.evaluation.curve import nearest
     from selattn.eviction import Budgets
-    from selattn.prune.path import read_path, read_settings
+    from selattn.pruning.path import read_path, read_settings
 
     if curve.search is not None:
         settings, path = read_settings(curve.search), read_path(curve.search)
@@ -159,8 +159,8 @@ def measure_line(
     """The points of a curve; its model is loaded only if one of them is left to measure."""
     import functools
 
-    from selattn.evaluate.curve import Point, measure
-    from selattn.evaluate.subjects import load_model
+    from selattn.evaluation.curve import Point, measure
+    from selattn.evaluation.subjects import load_model
     from selattn.models.summary import read_config
 
     config, load = read_config(line.curve.folder), functools.cache(lambda: load_model(line.curve.folder))
@@ -195,8 +195,8 @@ def collect(
 
     Those of one name are one curve: local models of several windows are its points.
     """
-    from selattn.evaluate.curve import at_losses
-    from selattn.evaluate.subjects import training_seed
+    from selattn.evaluation.curve import at_losses
+    from selattn.evaluation.subjects import training_seed
 
     curves = []
     for name in dict.fromkeys(line.curve.name for line, _ in found):

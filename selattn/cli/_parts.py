@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluate.parts import Key, Parts
-    from selattn.evaluate.team import Team
-    from selattn.evaluate.text import Searched, Text, TextRows
+    from selattn.evaluation.parts import Key, Parts
+    from selattn.evaluation.team import Team
+    from selattn.evaluation.text import Searched, Text, TextRows
 
 
 @contextmanager
 def kept_parts(record: Path | None, keys: Sequence[Key], team: Team, console: Console) -> Iterator[Parts]:
     """The parts of an evaluation that consists of these, after a line that says how many of them are there."""
-    from selattn.evaluate.parts import open_parts
+    from selattn.evaluation.parts import open_parts
 
     with open_parts(record, team) as parts:
         known = parts.known(keys)

@@ -13,10 +13,10 @@ from selattn.cli._text import skipped, texts_of
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluate.parts import Key, Parts
-    from selattn.evaluate.subjects import Subject
-    from selattn.evaluate.team import Team
-    from selattn.evaluate.text import TextRows
+    from selattn.evaluation.parts import Key, Parts
+    from selattn.evaluation.subjects import Subject
+    from selattn.evaluation.team import Team
+    from selattn.evaluation.text import TextRows
     from selattn.models import SelectiveForCausalLM
 
 
@@ -49,7 +49,7 @@ class Plan:
 def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure what has not been measured before, show, record."""
     from selattn.cli._parts import kept_parts, write_whole
-    from selattn.evaluate.subjects import Subject
+    from selattn.evaluation.subjects import Subject
 
     files = task_files(args)
     subjects = [Subject.parse(text, args.policy) for text in args.models]
@@ -70,7 +70,7 @@ def task_files(args: argparse.Namespace) -> dict[str, Path | None]:
     """The tasks that are wanted, and the local file of each, or None for the hub."""
     if not args.tasks:
         return {}
-    from selattn.evaluate.tasks import check_tasks, find_local
+    from selattn.evaluation.tasks import check_tasks, find_local
 
     tasks = check_tasks([name for names in args.tasks for name in names.split(",")])
     if args.data_dir is None:
@@ -81,8 +81,8 @@ def task_files(args: argparse.Namespace) -> dict[str, Path | None]:
 def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Path | None], team: Team) -> Plan:
     """Everything that was asked for about one model, and what it depends on."""
     from selattn.cli._parts import text_key
-    from selattn.evaluate.kv_size import kv_size
-    from selattn.evaluate.subjects import check_context, digest, fingerprint, tokenizer_of
+    from selattn.evaluation.kv_size import kv_size
+    from selattn.evaluation.subjects import check_context, digest, fingerprint, tokenizer_of
     from selattn.models.summary import parameters_by_part
 
     config = subject.config()
@@ -132,7 +132,7 @@ def evaluate(
     import dataclasses
     import functools
 
-    from selattn.evaluate.decoding import measure_decoding
+    from selattn.evaluation.decoding import measure_decoding
 
     load = functools.cache(plan.subject.load)
     found = dict(plan.about)
@@ -159,7 +159,7 @@ def text_loss(
     import math
 
     from selattn.cli._bar import rows_bar
-    from selattn.evaluate import log_perplexity, make_batches
+    from selattn.evaluation import log_perplexity, make_batches
 
     chosen = rows.take(args.rows, skipped(args))
     batches = make_batches(chosen, args.batch)
@@ -186,7 +186,7 @@ def task_results(
 
     from rich.console import Console
 
-    from selattn.evaluate.tasks import make_scorer, run_task
+    from selattn.evaluation.tasks import make_scorer, run_task
     from selattn.models.summary import read_config
     from selattn.models.tokenizer import load_tokenizer
 

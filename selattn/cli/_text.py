@@ -10,7 +10,7 @@ from selattn.cli import _options
 
 if TYPE_CHECKING:
     from selattn.data import Reading
-    from selattn.evaluate.text import Searched, Text
+    from selattn.evaluation.text import Searched, Text
 
 SOURCES = "c4, wikitext, lm1b, hub:OWNER/NAME, a file, a folder, or embedded"
 READING: dict[str, Any] = {"column": "text", "separator": "blank", "validation": 0.02}
@@ -57,7 +57,7 @@ def check_reading(args: argparse.Namespace, sources: Sequence[str]) -> None:
     """Raise for a setting that none of the sources has a use for."""
     if not _options.given(args, READING):
         return
-    from selattn.evaluate.sources import settings_of
+    from selattn.evaluation.sources import settings_of
 
     useful = {setting for source in sources for setting in settings_of(source)}
     _options.refuse(args, [name for name in READING if name not in useful], f"{', '.join(sources)} has no use for it")
@@ -72,7 +72,7 @@ def reading_of(args: argparse.Namespace, limit: int | None = None) -> Reading:
 
 def text_of(args: argparse.Namespace, source: str, long: bool = False) -> Text:
     """The text that the options name."""
-    from selattn.evaluate.text import Text
+    from selattn.evaluation.text import Text
 
     return Text(source, args.split, args.layout, long, args.seed, not args.no_eos, reading_of(args))
 
@@ -81,14 +81,14 @@ def skipped(args: argparse.Namespace) -> int | Searched:
     """What --skip leaves out: so many rows, or what the search in a folder has seen."""
     from pathlib import Path
 
-    from selattn.prune.path import read_searched
+    from selattn.pruning.path import read_searched
 
     return args.skip if isinstance(args.skip, int) else read_searched(Path(args.skip))
 
 
 def texts_of(args: argparse.Namespace) -> dict[str, Text]:
     """The texts of a command that takes several, by name; with --long each is followed by its long documents alone."""
-    from selattn.evaluate.text import text_names
+    from selattn.evaluation.text import text_names
 
     found = {}
     for source, name in text_names(args.data).items():

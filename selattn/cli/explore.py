@@ -61,7 +61,7 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     """What makes a page of a text: the models are loaded once."""
     from rich.console import Console
 
-    from selattn.evaluate.subjects import Subject, load_model
+    from selattn.evaluation.subjects import Subject, load_model
     from selattn.report.explorer import explore
 
     subjects = [Subject.parse(name) for name in args.models]
@@ -85,7 +85,7 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
 def _default(model: str) -> str:
     """The paper's text, or for a model without a tokenizer a sample of its task."""
     from selattn.data.tokenizer import MODEL_FILE
-    from selattn.evaluate.subjects import Subject
+    from selattn.evaluation.subjects import Subject
     from selattn.report.reading import SAMPLE
 
     return "paper" if (Subject.parse(model).folder / MODEL_FILE).is_file() else SAMPLE

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from transformers import TextStreamer, set_seed
     from transformers.utils import logging
 
-    from selattn.evaluate.subjects import check_budgets, read_budgets
+    from selattn.evaluation.subjects import check_budgets, read_budgets
     from selattn.eviction import import_policy
     from selattn.models.summary import read_config
     from selattn.models.weights import load_whole

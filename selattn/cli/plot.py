@@ -128,7 +128,7 @@ def _trace(args: argparse.Namespace, subject: str) -> Trace:
     if subject.endswith(".json"):
         return Trace.load(subject)
     from selattn.data.tokenizer import MODEL_FILE
-    from selattn.evaluate.subjects import Subject
+    from selattn.evaluation.subjects import Subject
 
     parsed = Subject.parse(subject)
     runs = []
@@ -158,7 +158,7 @@ def _of_many(args: argparse.Namespace) -> Any:
 
 def _mean(args: argparse.Namespace, subject: str) -> MeanF:
     from selattn.cli._bar import rows_bar
-    from selattn.evaluate.text import Text
+    from selattn.evaluation.text import Text
     from selattn.report.mean import MeanF, mean_f
 
     if subject.endswith(".json"):

@@ -15,8 +15,8 @@ from selattn.cli._text import SOURCES, add_text_options, fill_text_options, text
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.evaluate.team import Team
-    from selattn.prune.job import Job, Pruned
+    from selattn.evaluation.team import Team
+    from selattn.pruning.job import Job, Pruned
 
 FIGURE, RECORD = "path.png", "record.json"
 
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.evaluate.team import Team
-    from selattn.prune.display import Display
-    from selattn.prune.job import prune
+    from selattn.evaluation.team import Team
+    from selattn.pruning.display import Display
+    from selattn.pruning.job import prune
     from selattn.report.search_path import draw_path
 
     team = Team()
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
         record(args, job, pruned, team)
         if args.save_model:
             save_model(args.save_model, job, pruned)
-        summarise(Console(highlight=False), job, pruned)
+        summarize(Console(highlight=False), job, pruned)
     return 0
 
 
@@ -94,8 +94,8 @@ def make_job(args: argparse.Namespace) -> Job:
     from selattn.eviction import import_policy
     from selattn.models.summary import read_config
     from selattn.models.zoo import find_model
-    from selattn.prune import Procedure, parse_until
-    from selattn.prune.job import Job
+    from selattn.pruning import Procedure, parse_until
+    from selattn.pruning.job import Job
 
     if args.save_model and ":" in args.policy:
         raise SelattnError(f"a saved config names built-in policies only, not {args.policy}: leave --save-model out")
@@ -119,8 +119,8 @@ def make_job(args: argparse.Namespace) -> Job:
 
 def check_outputs(args: argparse.Namespace, job: Job) -> None:
     """Whether all can be written where it is to go, before the search rather than after it."""
-    from selattn.evaluate.subjects import BUDGETS
-    from selattn.prune.path import PATH, SETTINGS
+    from selattn.evaluation.subjects import BUDGETS
+    from selattn.pruning.path import PATH, SETTINGS
     from selattn.utils.records import check_output
 
     check_output(args.record)
@@ -151,7 +151,7 @@ def record(args: argparse.Namespace, job: Job, pruned: Pruned, team: Team) -> No
     """The whole path with the settings, versions and the command."""
     import dataclasses
 
-    from selattn.evaluate.subjects import training_seed
+    from selattn.evaluation.subjects import training_seed
     from selattn.models.zoo import find_model
     from selattn.utils.records import write_record
 
@@ -192,7 +192,7 @@ def save_model(folder: Path, job: Job, pruned: Pruned) -> None:
     make_folder(folder, fill)
 
 
-def summarise(console: Any, job: Job, pruned: Pruned) -> None:
+def summarize(console: Any, job: Job, pruned: Pruned) -> None:
     """The budgets, the factor, and the losses on unseen rows."""
     from rich.table import Table
 

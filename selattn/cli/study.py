@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.train.display import make_display
-    from selattn.train.study import carry_out, find_study
+    from selattn.training.display import make_display
+    from selattn.training.study import carry_out, find_study
     from selattn.utils.records import check_output
 
     console = Console(highlight=False)
@@ -56,7 +56,7 @@ def list_studies(console: "Console") -> None:
     """A table of them."""
     from rich.table import Table
 
-    from selattn.train.study import STUDIES
+    from selattn.training.study import STUDIES
 
     table = Table("study", "question", "runs")
     for name, study in STUDIES.items():

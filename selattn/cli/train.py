@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from selattn.train import Finished, RunConfig
+    from selattn.training import Finished, RunConfig
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -35,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
     """List, show or train."""
     from rich.console import Console
 
-    from selattn.train.overrides import override
-    from selattn.train.runs import find_run
+    from selattn.training.overrides import override
+    from selattn.training.runs import find_run
 
     console = Console(highlight=False)
     if args.list:
@@ -62,9 +62,9 @@ def carry_out(config: "RunConfig", folder: str, resume: bool, overwrite: bool) -
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.train import train
-    from selattn.train.display import make_display
-    from selattn.train.launch import resume_command
+    from selattn.training import train
+    from selattn.training.display import make_display
+    from selattn.training.launch import resume_command
 
     finished = train(config, folder, resume=resume, overwrite=overwrite, display=make_display(config.name))
     if os.environ.get("RANK", "0") != "0":
@@ -75,13 +75,13 @@ def carry_out(config: "RunConfig", folder: str, resume: bool, overwrite: bool) -
             f"stopped at step {finished.step:,} with a checkpoint; go on with:\n  {resume_command()}", soft_wrap=True
         )
         return INTERRUPTED
-    summarise(console, finished)
+    summarize(console, finished)
     return 0
 
 
-def summarise(console: "Console", finished: "Finished") -> None:
+def summarize(console: "Console", finished: "Finished") -> None:
     """The last evaluation and where the model is."""
-    from selattn.train.display import evaluation, shares
+    from selattn.training.display import evaluation, shares
 
     record = finished.record
     console.print(f"[bold]step {record['steps']:,}[/]  {evaluation(record)}", soft_wrap=True)
@@ -96,7 +96,7 @@ def list_runs(console: "Console", containing: str) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from selattn.train.runs import GROUPS, RUNS
+    from selattn.training.runs import GROUPS, RUNS
 
     if not any(containing in name for name in RUNS):
         raise SelattnError(f"no run has {containing!r} in its name; see 'selattn train --list'")
@@ -138,9 +138,9 @@ def show(console: "Console", config: "RunConfig") -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from selattn.train.describe import descriptions
-    from selattn.train.model import model_config
-    from selattn.train.overrides import fields
+    from selattn.training.describe import descriptions
+    from selattn.training.model import model_config
+    from selattn.training.overrides import fields
 
     model, about = model_config(config), descriptions(config)
     table = Table(title=config.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))

@@ -49,8 +49,8 @@ def make(args: argparse.Namespace, console: "Console") -> int:
     import difflib
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.train.display import make_display
-    from selattn.train.zoo import make_zoo, names, reads_text
+    from selattn.training.display import make_display
+    from selattn.training.zoo import make_zoo, names, reads_text
 
     for name in args.names:
         if name not in names():

@@ -10,7 +10,7 @@ from typing import Any
 from selattn.errors import SelattnError
 
 # Okabe and Ito's colours, which those who do not see red or green can tell apart; grey for the yellow, which is faint.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for those who print without colours
 
 
@@ -70,8 +70,8 @@ def write_figure(figure: Any, path: str | Path, dpi: int = 160) -> Path:
 
 def shades(count: int) -> list[Any]:
     """A colour for each of several lines; of many they go from dark to light, in their order."""
-    if count <= len(COLOURS):
-        return list(COLOURS[:count])
+    if count <= len(COLORS):
+        return list(COLORS[:count])
     import matplotlib
 
     return [matplotlib.colormaps["viridis"](0.95 * number / (count - 1)) for number in range(count)]

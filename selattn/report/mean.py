@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.evaluate.subjects import load_model, tokenizer_of
-from selattn.evaluate.text import Text
+from selattn.evaluation.subjects import load_model, tokenizer_of
+from selattn.evaluation.text import Text
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model
 from selattn.report.packed import Floats, pack_rising, unpack

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from selattn.data.synthetic import TASKS, Task, make_task
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.errors import SelattnError
-from selattn.evaluate.subjects import tokenizer_of
+from selattn.evaluation.subjects import tokenizer_of
 from selattn.report.examples import PAPER
 from selattn.utils.records import read_record
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selattn.prune import Step
-from selattn.report.figure import COLOURS, plain_powers, save_figure, shades
+from selattn.pruning import Step
+from selattn.report.figure import COLORS, plain_powers, save_figure, shades
 
 
 def draw_path(path: str | Path, steps: Sequence[Step], best: Step, limit: float = math.inf, title: str = "") -> Path:
@@ -17,8 +17,8 @@ def draw_path(path: str | Path, steps: Sequence[Step], best: Step, limit: float 
     def draw(figure: Any) -> None:
         top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
         factors = [step.factor for step in steps]
-        top.plot(factors, [step.loss for step in steps], color=COLOURS[0])
-        top.plot([best.factor], [best.loss], "o", color=COLOURS[1], label=f"chosen: {best.factor:.1f} times less")
+        top.plot(factors, [step.loss for step in steps], color=COLORS[0])
+        top.plot([best.factor], [best.loss], "o", color=COLORS[1], label=f"chosen: {best.factor:.1f} times less")
         if limit < math.inf:
             top.axhline(limit, color="0.4", linestyle=":", label=f"threshold {limit:.4f}")
         top.set_ylabel("loss on the search set, nats per token")
@@ -28,7 +28,7 @@ def draw_path(path: str | Path, steps: Sequence[Step], best: Step, limit: float 
         for layer, shade in enumerate(shades(layers)):
             budgets = [step.budgets[layer] for step in steps]
             bottom.step(factors, budgets, where="post", color=shade, linewidth=1.3, label=str(layer))
-        bottom.axvline(best.factor, color=COLOURS[1], linewidth=0.8, linestyle="--")
+        bottom.axvline(best.factor, color=COLORS[1], linewidth=0.8, linestyle="--")
         bottom.set_ylabel("K of each layer")
         bottom.set_xlabel("memory factor: layers · N / sum of K")
         bottom.set_xscale("log", base=2)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from selattn.errors import SelattnError
-from selattn.evaluate.curve import at_losses
+from selattn.evaluation.curve import at_losses
 
 
 def merge_curves(records: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.evaluate.subjects import load_model
+from selattn.evaluation.subjects import load_model
 from selattn.eviction import Budgets, Policy, make_policy
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model

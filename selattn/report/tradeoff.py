@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from selattn.report.figure import COLOURS, MARKERS, plain_powers, save_figure
+from selattn.report.figure import COLORS, MARKERS, plain_powers, save_figure
 
 
 def draw_tradeoff(path: str | Path, record: Mapping[str, Any]) -> Path:
@@ -24,7 +24,7 @@ def panels_of_tradeoff(figure: Any, record: Mapping[str, Any]) -> None:
     panels = figure.subplots(1, len(texts), squeeze=False)[0]
     for text, axes in zip(texts, panels, strict=True):
         for number, curve in enumerate(record["curves"]):
-            _draw_curve(axes, curve, text, COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)])
+            _draw_curve(axes, curve, text, COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)])
         if record["baseline"] is not None:
             base = record["baseline"]
             axes.axhline(base["loss"][text], color="0.4", linestyle=":", label=f"{base['name']}, whole cache")
@@ -41,16 +41,16 @@ def panels_of_tradeoff(figure: Any, record: Mapping[str, Any]) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
 
 
-def _draw_curve(axes: Any, curve: Mapping[str, Any], text: str, colour: str, marker: str) -> None:
+def _draw_curve(axes: Any, curve: Mapping[str, Any], text: str, color: str, marker: str) -> None:
     points = sorted(curve["points"], key=lambda point: -point["kv_size"])
     sizes = [point["kv_size"] for point in points]
     losses = [point["loss"][text] for point in points]
     alone = len(points) == 1
-    style = {"color": colour, "marker": marker, "markersize": 7 if alone else 4, "linewidth": 1.3}
+    style = {"color": color, "marker": marker, "markersize": 7 if alone else 4, "linewidth": 1.3}
     axes.plot(sizes, losses, linestyle="none" if alone else "-", label=curve["name"], **style)
     if "losses" in points[0]:
         ends = [(min(point["losses"][text]), max(point["losses"][text])) for point in points]
         if alone:
-            axes.plot(sizes * 2, ends[0], color=colour, linewidth=1.3)
+            axes.plot(sizes * 2, ends[0], color=color, linewidth=1.3)
         else:
-            axes.fill_between(sizes, *zip(*ends, strict=True), color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(sizes, *zip(*ends, strict=True), color=color, alpha=0.2, linewidth=0)

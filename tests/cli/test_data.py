@@ -3,7 +3,7 @@
 import pytest
 
 from selattn.cli.main import main
-from tests.evaluate.folders import text_file
+from tests.evaluation.folders import text_file
 
 
 def test_a_task_is_shown(capsys):

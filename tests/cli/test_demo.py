@@ -12,8 +12,8 @@ import torch
 from selattn.cli import _contest, _draw
 from selattn.cli._assignment import ANSWERS, TOKENS, compute
 from selattn.cli.main import main
-from selattn.train.config import Evaluation
-from selattn.train.runs import find_run
+from selattn.training.config import Evaluation
+from selattn.training.runs import find_run
 
 BOS, Y7, X1, X3, Z5, QUESTION = range(6)
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from selattn.cli import _bench, _faults, info
 from selattn.cli.main import main
 from tests.cli.test_convert import write_checkpoint, write_tokenizer
-from tests.evaluate.folders import model_folder, text_file
+from tests.evaluation.folders import model_folder, text_file
 
 TEXT = ["--data", "text.txt", "--validation", "0.8", "--rows", "6"]
 

@@ -7,13 +7,13 @@ import pytest
 
 from selattn.cli.main import main
 from selattn.data import Reading
-from selattn.evaluate import log_perplexity, make_batches
-from selattn.evaluate.subjects import Subject, tokenizer_of
-from selattn.evaluate.text import Text
+from selattn.evaluation import log_perplexity, make_batches
+from selattn.evaluation.subjects import Subject, tokenizer_of
+from selattn.evaluation.text import Text
 from selattn.eviction import Budgets
-from selattn.prune.path import read_searched
-from tests.evaluate import questions
-from tests.evaluate.folders import model_folder, text_file
+from selattn.pruning.path import read_searched
+from tests.evaluation import questions
+from tests.evaluation.folders import model_folder, text_file
 
 
 @pytest.fixture(scope="module")

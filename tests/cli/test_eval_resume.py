@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import selattn.evaluate
+import selattn.evaluation
 from selattn.cli.main import main
-from selattn.evaluate import curve, decoding, tasks
-from tests.evaluate import questions
-from tests.evaluate.folders import model_folder, text_file
+from selattn.evaluation import curve, decoding, tasks
+from tests.evaluation import questions
+from tests.evaluation.folders import model_folder, text_file
 
 ROOT = Path(__file__).parents[2]
 RECORD, PARTS = Path("record.json"), Path("record.json.parts.jsonl")
@@ -45,7 +45,7 @@ def _here(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
 
 
-PLACES = {"text": (selattn.evaluate, "log_perplexity"), "task": (tasks, "run_task")}
+PLACES = {"text": (selattn.evaluation, "log_perplexity"), "task": (tasks, "run_task")}
 PLACES |= {"decoding": (decoding, "measure_decoding"), "point": (curve, "measure")}
 
 
@@ -123,7 +123,7 @@ def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
             assert main(words) == 130
         begin(measured)
         with monkeypatch.context() as patch:
-            patch.setattr("selattn.evaluate.subjects.load_model", interrupt)
+            patch.setattr("selattn.evaluation.subjects.load_model", interrupt)
             assert main(words) == 0
         assert kinds(measured) == {}
 

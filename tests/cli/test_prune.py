@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from selattn.cli.main import main
-from selattn.evaluate import subjects
+from selattn.evaluation import subjects
 from selattn.eviction import Budgets
 from selattn.models import SelectiveForCausalLM
-from selattn.prune import job
-from selattn.prune.path import claimed
-from tests.evaluate.folders import model_folder, text_file
+from selattn.pruning import job
+from selattn.pruning.path import claimed
+from tests.evaluation.folders import model_folder, text_file
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_the_report_is_of_other_rows(whole, here):
     """The reported losses are those of a direct computation on the rows after the searched ones."""
     record = json.loads((whole / "record.json").read_text())
     from selattn.data import Reading
-    from selattn.evaluate.text import Text
+    from selattn.evaluation.text import Text
 
     text = Text(str(here / "text.txt"), reading=Reading(validation=0.8))
     rows = text.rows(subjects.tokenizer_of(here / "model"), 32)

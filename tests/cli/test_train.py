@@ -14,12 +14,12 @@ from selattn.cli.main import main
 from selattn.data import Parity
 from selattn.errors import SelattnError
 from selattn.models.zoo import find_model
-from selattn.train import RunConfig, study, zoo
-from selattn.train.config import Batch, Checkpoints, Evaluation, Schedule
-from selattn.train.display import Display
-from selattn.train.overrides import fields
-from selattn.train.runs import RUNS, find_run
-from selattn.train.runs import zoo as zoo_runs
+from selattn.training import RunConfig, study, zoo
+from selattn.training.config import Batch, Checkpoints, Evaluation, Schedule
+from selattn.training.display import Display
+from selattn.training.overrides import fields
+from selattn.training.runs import RUNS, find_run
+from selattn.training.runs import zoo as zoo_runs
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
 TINY = [
@@ -61,7 +61,7 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     [
         ([], "no run given; see 'selattn train --list'"),
         (["parity-smal-selective"], "unknown run 'parity-smal-selective'; did you mean 'parity-small-selective'?"),
-        (["copy-standard", "optimizer.lr=1"], "unknown field 'optimizer.lr'; did you mean 'optimiser.lr'?"),
+        (["copy-standard", "optimiser.lr=1"], "unknown field 'optimiser.lr'; did you mean 'optimizer.lr'?"),
         (["copy-standard", "--out", "x", "batch.size=a"], "batch.size must be a whole number, not 'a'"),
         (["copy-standard", "--set", "seed=-1"], "run.seed must be at least 0, not -1"),
         (
@@ -79,8 +79,8 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
         (["text-small-standard", "data.source=hub:"], "'hub:' names no dataset: write hub:OWNER/NAME"),
         (["text-small-standard", "data.source=" + "x" * 5000], "(5,000 characters): File name too long"),
         (["copy-standard", "--out", "x" * 5000], "(5,000 characters): File name too long"),
-        (["copy-standard", "optimiser.lr=inf"], "optimiser.lr must be a finite number, not inf"),
-        (["copy-standard", "optimiser.lr=nan"], "optimiser.lr must be a finite number, not nan"),
+        (["copy-standard", "optimizer.lr=inf"], "optimizer.lr must be a finite number, not inf"),
+        (["copy-standard", "optimizer.lr=nan"], "optimizer.lr must be a finite number, not nan"),
         (["copy-standard", "schedule.steps=100"], "schedule.warmup is longer than the run: 1,000 steps of 100"),
         (["copy-standard", "model.attention=selective", "start.ramp=9"], "start.ramp has nothing to ramp from"),
         (["copy-standard", "model.cache_budgets=[4"], "model.cache_budgets must be a whole number or a list"),
@@ -143,11 +143,11 @@ def test_list(capsys, monkeypatch):
 def test_show(capsys, monkeypatch):
     """Each field with its value and what it is."""
     monkeypatch.setenv("COLUMNS", "300")
-    assert main(["train", "copy-small-standard", "optimiser.lr=0.125", "--show"]) == 0
+    assert main(["train", "copy-small-standard", "optimizer.lr=0.125", "--show"]) == 0
     shown = dict(line.strip().split(None, 1) for line in capsys.readouterr().out.splitlines() if " " in line.strip())
-    texts = {name: " ".join(shown[name].split()) for name in ("optimiser.lr", "model.vocab_size", "data.longest")}
+    texts = {name: " ".join(shown[name].split()) for name in ("optimizer.lr", "model.vocab_size", "data.longest")}
     assert texts == {
-        "optimiser.lr": "0.125 the peak of the learning rate.",
+        "optimizer.lr": "0.125 the peak of the learning rate.",
         "model.vocab_size": "30 tokens in the vocabulary.",
         "data.longest": "24 L_max of the paper.",
     }
@@ -196,11 +196,11 @@ def small_study(monkeypatch):
 def test_a_study_is_recorded(small_study, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["study", "small", "optimiser.lr=1e-3"]) == 0
+    assert main(["study", "small", "optimizer.lr=1e-3"]) == 0
     record = json.loads(Path("results/small.json").read_text())
     assert record["seed"] == [0, 1]
     assert [(run["run"], run["seed"]) for run in record["runs"]] == [("one", 0), ("two", 0), ("one", 1), ("two", 1)]
-    assert record["runs"][0]["config"]["optimiser"]["lr"] == 1e-3
+    assert record["runs"][0]["config"]["optimizer"]["lr"] == 1e-3
     assert [step for step, _ in record["runs"][0]["training"]] == [1, 2]
     assert [evaluation["step"] for evaluation in record["runs"][0]["evaluations"]] == [2]
     losses = [run["evaluation"]["validation"]["loss"] for run in record["runs"] if run["run"] == "two"]

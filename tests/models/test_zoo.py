@@ -8,8 +8,8 @@ from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, zoo
 from selattn.models.zoo import find_model, zoo_folder, zoo_models
-from selattn.train.display import Display
-from selattn.train.zoo import make_zoo
+from selattn.training.display import Display
+from selattn.training.zoo import make_zoo
 
 
 def model(folder, name):
@@ -70,7 +70,7 @@ def test_no_zoo_is_one_line(tmp_path, monkeypatch, chosen, advice):
 
 
 def test_nothing_is_made_inside_an_installed_package(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr("selattn.train.zoo.SHIPPED", installed)
+    monkeypatch.setattr("selattn.training.zoo.SHIPPED", installed)
     with pytest.raises(SelattnError, match="belongs to the installed package: set SELATTN_ZOO"):
         make_zoo(["selective"], None, [], tmp_path / "runs", lambda title: Display())
     assert not (tmp_path / "runs").exists()

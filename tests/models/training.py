@@ -1,4 +1,4 @@
-"""A Trainer with the plainest optimiser, so that weights show gradients, and nothing that writes or prints."""
+"""A Trainer with the plainest optimizer, so that weights show gradients, and nothing that writes or prints."""
 
 import torch
 from transformers import Trainer, TrainingArguments

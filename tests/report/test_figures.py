@@ -5,7 +5,7 @@ import re
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.prune import Step
+from selattn.pruning import Step
 from selattn.report.figure import save_figure, shades
 from selattn.report.search_path import draw_path
 from selattn.report.tradeoff import draw_tradeoff

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import selattn
 from selattn.errors import SelattnError
-from selattn.evaluate.subjects import load_model
+from selattn.evaluation.subjects import load_model
 from selattn.models.zoo import find_model
 from selattn.report.examples import PAPER
 from selattn.report.mean import MeanF, average

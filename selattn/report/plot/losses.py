@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from selattn.errors import SelattnError
-from selattn.report.figure import COLOURS, MARKERS
+from selattn.report.figure import COLORS, MARKERS
 from selattn.report.plot.style import new_figure, styled
 from selattn.report.tradeoff import panels_of_tradeoff
 
@@ -65,13 +65,13 @@ def curves(*records: Record, name: str = "validation", title: str | None = None)
         by_step = [dict(points) for points in seeds]
         steps = [step for step in by_step[0] if all(step in points for points in by_step)]
         losses = [[points[step] for points in by_step] for step in steps]
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
         shown = label if len(seeds) == 1 else f"{label} ({len(seeds)} seeds)"
         means = [statistics.fmean(each) for each in losses]
-        axes.plot(steps, means, color=colour, marker=marker, markersize=4, linewidth=1.3, label=shown)
+        axes.plot(steps, means, color=color, marker=marker, markersize=4, linewidth=1.3, label=shown)
         if len(seeds) > 1:
             low, high = [min(each) for each in losses], [max(each) for each in losses]
-            axes.fill_between(steps, low, high, color=colour, alpha=0.2, linewidth=0)
+            axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
     axes.set_xlabel("step")
     axes.set_ylabel(f"{name.replace('_', ' ')} loss, nats per token")
     axes.set_title(title or "", loc="left", fontsize=9)
@@ -123,8 +123,8 @@ def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], wh
     places = sorted({value(run) for run in runs})
     for number, label in enumerate(labels):
         own = [run for run in runs if _attention(run) == label]
-        colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
-        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5}
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5}
         for line, group in enumerate(dict.fromkeys(alike(run) for run in own)):
             points: dict[float, list[float]] = {}
             for run in own:
@@ -137,7 +137,7 @@ def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], wh
             for size, mean in zip(sizes, means, strict=True):
                 if len(points[size]) > 1:
                     low, high = mean - min(points[size]), max(points[size]) - mean
-                    axes.errorbar([size], [mean], [[low], [high]], color=colour, capsize=2, linewidth=1)
+                    axes.errorbar([size], [mean], [[low], [high]], color=color, capsize=2, linewidth=1)
     axes.set_xscale("log", base=2)
     axes.set_xticks(places)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.3g}" if x < 1000 else f"{x:,.0f}"))

@@ -66,9 +66,9 @@ def stability(first: MeanF, second: MeanF, layers: Sequence[int] | None = None, 
         title or f"F in two training runs, means of {first.rows:,} and {second.rows:,} texts", x=0.01, ha="left"
     )
     halves = figure.subfigures(2, 1, squeeze=False)[:, 0]
-    for half, mean, values, colours in zip(halves, (first, second), found, (MASKING, MASKING_BLUE), strict=True):
+    for half, mean, values, colors in zip(halves, (first, second), found, (MASKING, MASKING_BLUE), strict=True):
         half.suptitle(mean.model, x=0.01, ha="left", fontsize=8)
-        _triangles(half, values, columns, colours, highest)
+        _triangles(half, values, columns, colors, highest)
     return figure
 
 
@@ -85,13 +85,13 @@ def kept(trace: Trace, run: int = 0, layers: Sequence[int] | None = None, title:
     figure = new_figure(max(5.0, PANEL * columns + 0.5), (PANEL + 0.1) * rows + 0.6)
     name = title or f"{trace.model}: kept in the cache ({done['policy']}, {factor:.1f} times less memory)"
     figure.suptitle(name, x=0.01, ha="left", fontsize=9)
-    colours = ListedColormap(["#ffffff", GREEN])
+    colors = ListedColormap(["#ffffff", GREEN])
     axes = panels(figure, len(chosen), columns)
     for place, (panel, layer) in enumerate(zip(axes, chosen, strict=True)):
         square(
             panel,
             trace.kept(layer, run).astype(float),
-            colours,
+            colors,
             Normalize(0, 1),
             f"layer {layer}, K = {budgets[layer]}",
         )
@@ -146,14 +146,14 @@ def _triangles(
     figure: Figure | SubFigure,
     found: dict[int, Floats],
     columns: int,
-    colours: Colormap,
+    colors: Colormap,
     highest: float,
     tokens: Sequence[str] = (),
 ) -> None:
     """F of each layer on one scale."""
     axes = panels(figure, len(found), columns)  # type: ignore[arg-type]  # a part of a figure has axes, too
     for place, (panel, (layer, F)) in enumerate(zip(axes, found.items(), strict=True)):
-        image = square(panel, F, colours, masking_norm(highest), f"layer {layer}")
+        image = square(panel, F, colors, masking_norm(highest), f"layer {layer}")
         if tokens:
             token_axes(panel, tokens)
         else:

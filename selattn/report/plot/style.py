@@ -16,9 +16,9 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, SymL
 from matplotlib.figure import Figure
 
 from selattn.errors import SelattnError
-from selattn.report.figure import COLOURS, STYLE
+from selattn.report.figure import COLORS, STYLE
 
-BLUE, RED, GREEN = COLOURS[0], COLOURS[1], COLOURS[2]  # red is Okabe and Ito's vermilion
+BLUE, RED, GREEN = COLORS[0], COLORS[1], COLORS[2]  # red is Okabe and Ito's vermilion
 FUTURE = "#e4e4e4"  # what a row cannot see, as it comes later
 INK, FAINT = "#1a1a1a", "#8a8a8a"
 MONO = "DejaVu Sans Mono"  # comes with matplotlib; every letter is as wide as any other
@@ -80,12 +80,12 @@ def masking_ticks(highest: float) -> list[float]:
     return [0.0, *(10.0**power for power in range(math.floor(math.log10(max(highest, 1.0))) + 1))]
 
 
-def square(axes: Axes, values: Any, colours: Colormap, norm: Normalize, title: str) -> Any:
+def square(axes: Axes, values: Any, colors: Colormap, norm: Normalize, title: str) -> Any:
     """A lower triangle of values [N, N] as an image; what lies above the diagonal is the future."""
     above = np.triu(np.ones_like(values, dtype=bool), 1)
     image = axes.imshow(
         np.ma.masked_array(values, above),
-        cmap=colours,
+        cmap=colors,
         norm=norm,
         interpolation="nearest",
         aspect="equal",

@@ -147,24 +147,24 @@ def _blocks(tokens: Sequence[str], titles: Sequence[str], title: str, legend: bo
     return figure, found
 
 
-def _behind(axes: Axes, line: int, column: float, token: str, colour: Any, gid: str) -> None:
+def _behind(axes: Axes, line: int, column: float, token: str, color: Any, gid: str) -> None:
     box = Rectangle((column - 0.15, LINE * line + 0.2), cells(token) + 0.3, LINE - 0.4)
-    box.set(facecolor=colour, edgecolor="none", zorder=1, gid=gid, clip_on=False)
+    box.set(facecolor=color, edgecolor="none", zorder=1, gid=gid, clip_on=False)
     axes.add_patch(box)
 
 
-def _word(axes: Axes, line: int, column: float, token: str, colour: str) -> None:
+def _word(axes: Axes, line: int, column: float, token: str, color: str) -> None:
     shown = label(token) or "·"
     middle = LINE * (line + 0.5)
-    axes.text(column, middle, shown, fontsize=FONT, family=MONO, va="center_baseline", color=colour, zorder=2)
+    axes.text(column, middle, shown, fontsize=FONT, family=MONO, va="center_baseline", color=color, zorder=2)
 
 
 def _legend(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
     height = figure.get_size_inches()[1]
     width = figure.get_size_inches()[0]
-    for row, (text, colour) in enumerate(entries):
+    for row, (text, color) in enumerate(entries):
         y = (0.48 - 0.16 * row) / height
         mark = Rectangle((0.15 / width, y - 0.005 / height), 0.14 / width, 0.09 / height, transform=figure.transFigure)
-        mark.set(facecolor=colour if colour != INK else "none", edgecolor=colour, linewidth=0.8)
+        mark.set(facecolor=color if color != INK else "none", edgecolor=color, linewidth=0.8)
         figure.add_artist(mark)
         figure.text(0.36 / width, y, text, fontsize=7, color=INK)

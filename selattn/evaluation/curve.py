@@ -1,0 +1,189 @@
+"""The trade-off: log-perplexity against KV size, along a search, for budgets of one size, or for a model as it is.
+
+On the command line a curve is
+
+    MODEL@SEARCH          along the path of a search (its folder)
+    MODEL@sizes:POLICY    the same budget in every layer, for each of the sizes
+    MODEL                 one point: what its kinds of attention must hold
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+from selattn.evaluation.batches import Batch
+from selattn.evaluation.kv_size import KVSize, kv_size
+from selattn.evaluation.losses import log_perplexity
+from selattn.evaluation.team import Team
+from selattn.eviction import Budgets, import_policy
+from selattn.eviction.budgets import SMALLEST
+from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.models.zoo import find_model
+
+SIZES = "sizes"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of the figure.
+
+    Attributes:
+        name: what it is called in the figure.
+        model: as the user wrote it.
+        folder: of the model.
+        policy: who leaves; None for the model's own.
+        search: the folder of a search whose path is followed.
+        sizes: whether the budgets are the same in every layer.
+    """
+
+    name: str
+    model: str
+    folder: Path
+    policy: str | None = None
+    search: Path | None = None
+    sizes: bool = False
+
+    @classmethod
+    def parse(cls, text: str) -> Curve:
+        """From the command line; NAME=... in front gives a name of one's own."""
+        label, equals, rest = text.partition("=")
+        name, text = (label, rest) if equals else (text, text)
+        if not name:
+            raise SelattnError(f"={text} gives a curve no name: write NAME={text}, or {text} alone")
+        model, at, how = text.rpartition("@")
+        if not at:
+            return cls(name, text, find_model(text))
+        what, _, policy = how.partition(":") if how.startswith(SIZES) else (how, "", "")
+        if how == f"{SIZES}:":
+            raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
+        if policy and not import_policy(policy).evicts:
+            raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
+        if what == SIZES:
+            return cls(name, model, find_model(model), policy or None, sizes=True)
+        path = Path(what).expanduser()
+        if not path.is_dir():
+            raise SelattnError(
+                f"{what} is not the folder of a search; for one budget in all layers write {SIZES}:POLICY"
+            )
+        return cls(name, model, find_model(model), search=path)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a curve.
+
+    Attributes:
+        size: what the layers hold and read.
+        losses: log-perplexity by the name of the text.
+        budgets: K_l; None for a model as it is.
+    """
+
+    size: KVSize
+    losses: dict[str, float]
+    budgets: tuple[int, ...] | None
+
+    @classmethod
+    def make(
+        cls,
+        config: SelectiveConfig,
+        context: int,
+        budgets: Budgets | None,
+        policy: str | None,
+        losses: dict[str, float],
+    ) -> Point:
+        """Of a model with budgets, and what `measure` found."""
+        each = None if budgets is None else budgets.for_layers(config.num_hidden_layers)
+        return cls(kv_size(config, context, budgets, policy), losses, each)
+
+    def to_json(self) -> dict[str, object]:
+        """For the record."""
+        return {
+            "kv_size": self.size.mean,
+            "memory_factor": self.size.factor,
+            "held": list(self.size.held),
+            "read": list(self.size.read),
+            "budgets": None if self.budgets is None else list(self.budgets),
+            "loss": self.losses,
+        }
+
+
+def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tuple[int, ...]]:
+    """Of the budgets of a path those whose mean is nearest to each size, the largest first, each once."""
+
+    def distance(budgets: tuple[int, ...], size: float) -> float:
+        return abs(math.log(sum(budgets) / len(budgets) / size))
+
+    chosen = {min(paths, key=partial(distance, size=size)) for size in sizes}
+    return sorted(chosen, key=lambda k: -sum(k))
+
+
+def measure(
+    model: SelectiveForCausalLM,
+    texts: Mapping[str, Sequence[Batch]],
+    budgets: Budgets | None,
+    policy: str | None,
+    team: Team,
+    tick: Callable[[int], None] | None = None,
+) -> dict[str, float]:
+    """The losses of a point, by the name of the text; `tick` gets the number of rows after each batch."""
+    return {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
+
+
+def halves(context: int) -> list[int]:
+    """The sizes at which curves are measured unless others are asked for: N, N / 2, ... down to the smallest budget."""
+    sizes = [context]
+    while sizes[-1] // 2 >= SMALLEST:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a curve reaches a loss.
+
+    Attributes:
+        size: KV size.
+        at_most: whether the curve ends there with a smaller loss, so that the true size is smaller, too.
+    """
+
+    size: float
+    at_most: bool
+
+    def to_json(self, context: int) -> dict[str, object]:
+        """For the record."""
+        return {"kv_size": self.size, "memory_factor": context / self.size, "at_least": self.at_most}
+
+
+def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | None:
+    """The KV size at which a curve, (size, loss) by point, reaches a loss: between points log(size) is interpolated.
+
+    Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
+    largest; the smallest size if it never does. A loss that is not a number counts as larger than every other.
+    """
+    ordered = sorted(points, key=lambda point: -point[0])
+    limit = loss * (1 + 1e-6)  # budgets that drop nothing give the baseline's own loss, but for rounding
+    if not ordered[0][1] <= limit:
+        return None
+    for (larger, low), (smaller, high) in itertools.pairwise(ordered):
+        if not high <= limit:
+            share = max(0.0, loss - low) / (high - low) if math.isfinite(high) else 0.0
+            return Reached(larger ** (1 - share) * smaller**share, at_most=False)
+    return Reached(ordered[-1][0], at_most=True)
+
+
+def at_losses(
+    points: Sequence[Mapping[str, Any]], losses: Mapping[str, float], context: int
+) -> dict[str, dict[str, Any] | None]:
+    """Where the points of a record reach the loss of each text, in the form of the record."""
+    found = {}
+    for text, loss in losses.items():
+        reached = size_at([(point["kv_size"], point["loss"][text]) for point in points], loss)
+        found[text] = None if reached is None else reached.to_json(context)
+    return found

@@ -1,0 +1,73 @@
+"""Log-perplexity: the mean over tokens of -log p(next token), in nats, with or without budgets in force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from selattn.errors import SelattnError
+from selattn.evaluation.batches import Batch
+from selattn.evaluation.team import Team
+from selattn.eviction import Budgets, Policy, import_policy
+from selattn.models import SelectiveForCausalLM
+
+
+def head_loss(model: SelectiveForCausalLM, states: Tensor, batch: Batch) -> float:
+    """The sum over the batch's tokens of -log p, from what the last norm gives, [B, N, d_model].
+
+    Row by row, and only where something is to be predicted: the logits of a whole batch are large. In fp32 or better.
+    """
+    found = 0.0
+    for row, wanted in zip(states, batch.wanted, strict=True):
+        chosen = wanted >= 0
+        logits = model.lm_head(row[chosen])
+        exact = torch.promote_types(logits.dtype, torch.float32)
+        found += float(nn.functional.cross_entropy(logits.to(exact), wanted[chosen], reduction="none").double().sum())
+    return found
+
+
+def log_perplexity(
+    model: SelectiveForCausalLM,
+    batches: Sequence[Batch],
+    budgets: Budgets | None = None,
+    policy: str | Policy | None = None,
+    team: Team | None = None,
+    tick: Callable[[int], None] | None = None,
+) -> float:
+    """The mean loss over all tokens, in ordinary full forwards in which the budgets are in force.
+
+    Args:
+        model: in evaluation mode.
+        batches: the text, all of it in every process.
+        budgets: K_l; None for those of the model's config, which usually has none.
+        policy: who leaves when a layer is full; None for the config's.
+        team: the processes that share the work.
+        tick: called with the number of rows after each batch.
+    """
+    team = team or Team()
+    sums = []
+    with torch.inference_mode():
+        for batch in team.share(batches):
+            here = batch.to(model.device)
+            states = model.model(
+                input_ids=here.input_ids,
+                attention_mask=here.attention_mask,
+                position_ids=here.position_ids,
+                use_cache=False,
+                cache_budgets=budgets,
+                cache_policy=import_policy(policy) if isinstance(policy, str) else policy,
+            ).last_hidden_state
+            sums.append(head_loss(model, states, here))
+            if tick is not None:
+                tick(len(here.input_ids))
+    return team.total(sums) / count_tokens(batches)
+
+
+def count_tokens(batches: Sequence[Batch]) -> int:
+    """How many tokens are predicted; an error if none is."""
+    tokens = sum(batch.tokens for batch in batches)
+    if not tokens:
+        raise SelattnError("there is no token to predict in this text: give longer documents")
+    return tokens

@@ -1,0 +1,118 @@
+"""The parts of an evaluation that have been measured, in a file beside the record until that is written.
+
+A part is a number, or a few, that take a while: a loss, a task, a point of a curve. Its key is everything that they
+depend on. A part is on the disk before the next one is measured, so an evaluation can be interrupted at any time, and
+the same command takes from the file what is there; a part with another key is none of its own, and left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selattn.errors import SelattnError
+from selattn.evaluation.team import Team
+from selattn.utils.folders import alone_with, folders_for
+from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
+from selattn.utils.records import machine, versions
+
+Key = dict[str, Any]
+_T = TypeVar("_T")
+
+
+class Parts:
+    """Measures what has not been measured. The leading process knows the file, and tells the others what it has found.
+
+    Parts of one key are several measurements, as if the same model were named twice: each is taken once.
+    """
+
+    def __init__(self, file: Path | None, team: Team) -> None:
+        """Without a file nothing is kept."""
+        self._file, self._team = file, team
+        # A record names one machine and one set of versions: numbers of others do not belong in it.
+        self._around = {"versions": versions(), "machine": machine()}
+        self._found: dict[str, list[Any]] = {}
+        if file is not None and team.leads:
+            for name, value in _read(file):
+                self._found.setdefault(name, []).append(value)
+
+    def known(self, keys: Iterable[Key]) -> int:
+        """How many of these have been measured before, to the leading process."""
+        counts = Counter(map(self._name, keys))
+        return sum(min(count, len(self._found.get(name, []))) for name, count in counts.items())
+
+    def get(self, key: Key, measure: Callable[[], _T], alone: bool = False) -> _T:
+        """What was measured before, or else is now; JSON must give it back as it is.
+
+        All processes call this together: some of them measuring while others do not would wait for each other forever.
+        So the leading one decides, whatever key the others come to. With `alone` only the leading process calls.
+        """
+        past = self._take(key) if alone else self._team.by_one(lambda: self._take(key))
+        if past:
+            return past[0]
+        value = measure()
+        if self._file is not None and self._team.leads:
+            try:
+                append_line(self._file, {"key": self._whole(key), "value": value})
+            except OSError as error:
+                raise SelattnError(f"cannot write {self._file}: {error.strerror}; what it holds is kept") from None
+        return value
+
+    def remove(self) -> None:
+        """The record is written."""
+        if self._file is not None and self._team.leads:
+            self._file.unlink()
+
+    def _take(self, key: Key) -> list[Any]:
+        """A list of one, or empty."""
+        there = self._found.get(self._name(key), [])
+        return [there.pop(0)] if there else []
+
+    def _whole(self, key: Key) -> Key:
+        return {**key, **self._around}
+
+    def _name(self, key: Key) -> str:
+        return _name(self._whole(key))
+
+
+@contextlib.contextmanager
+def open_parts(record: Path | None, team: Team) -> Iterator[Parts]:
+    """The parts that belong to a record, for one evaluation at a time."""
+    if record is None:
+        yield Parts(None, team)
+        return
+    file = record.with_name(record.name + ".parts.jsonl")
+    with contextlib.ExitStack() as stack:
+        team.by_one(lambda: stack.enter_context(_claimed(file, record)))
+        yield Parts(file, team)
+
+
+@contextlib.contextmanager
+def _claimed(file: Path, record: Path) -> Iterator[None]:
+    """The file, made if need be; an empty one is not left behind."""
+    refusal = f"another process is measuring for {record}: wait for it, or choose another --record"
+    with folders_for(file.parent), alone_with(file, refusal, make=True) as ours:
+        try:
+            drop_half_a_line(file)
+            yield
+        finally:
+            if ours():
+                drop_half_a_line(file)  # of a disk that was full
+                if not file.stat().st_size:
+                    file.unlink()
+
+
+def _read(file: Path) -> Iterator[tuple[str, Any]]:
+    """Names and values, but for lines that are damaged: what stood there is measured anew."""
+    for line in whole_lines(file):
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            part = json.loads(line)
+            yield _name(part["key"]), part["value"]
+
+
+def _name(key: Key) -> str:
+    return json.dumps(key, sort_keys=True)

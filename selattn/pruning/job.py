@@ -1,0 +1,218 @@
+"""From a model and a text to budgets in a folder: searched on some rows of the text, reported on others."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from selattn.data import Tokenizer
+from selattn.errors import SelattnError
+from selattn.evaluation.batches import Batch, make_batches
+from selattn.evaluation.losses import log_perplexity
+from selattn.evaluation.subjects import BUDGETS, check_context, fingerprint, load_model, tokenizer_of
+from selattn.evaluation.team import Team
+from selattn.evaluation.text import Searched, Text, TextRows
+from selattn.eviction import Budgets
+from selattn.models import SelectiveForCausalLM
+from selattn.models.summary import read_config
+from selattn.models.zoo import find_model
+from selattn.pruning.path import Step, append, begin, chosen, claimed, past_steps
+from selattn.pruning.search import Procedure, first_step, steps
+from selattn.pruning.trials import Trials
+from selattn.pruning.until import Until
+
+
+@dataclass(frozen=True)
+class Job:
+    """A search and its report.
+
+    Attributes:
+        model: a folder, a run's folder, or zoo:NAME.
+        out: the folder of the search.
+        text: what is searched on.
+        rows: how many of its rows.
+        until: where the search stops.
+        procedure: how it proceeds.
+        policy: who leaves when a layer is full.
+        report: another text to report on; None for other rows of the same. If it turns out to be the same, it is
+            other rows of it, too.
+        report_rows: how many.
+        batch: rows that are computed at a time.
+    """
+
+    model: str
+    out: Path
+    text: Text
+    rows: int
+    until: Until
+    procedure: Procedure
+    policy: str = "selective"
+    report: Text | None = None
+    report_rows: int = 64
+    batch: int = 8
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What came of a job.
+
+    Attributes:
+        step: the iteration whose budgets were chosen.
+        path: all iterations.
+        at_floor: whether the search ended because no layer could give more.
+        limit: the largest loss that was allowed on the search set; infinite without such a threshold.
+        baseline: the loss of the baseline on the search set, if there is one.
+        reported: losses on the report set by name: `unpruned`, `pruned`, `baseline` if there is one.
+        tokens: how many tokens were predicted in the search set and in the report set.
+    """
+
+    step: Step
+    path: list[Step]
+    at_floor: bool
+    limit: float
+    baseline: float | None
+    reported: dict[str, float]
+    tokens: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the record: the whole path, too."""
+        return {
+            "budgets": list(self.step.budgets),
+            "iteration": self.step.iteration,
+            "memory_factor": self.step.factor,
+            "at_floor": self.at_floor,
+            "search_loss": self.step.loss,
+            "search_limit": self.limit if self.limit < math.inf else None,
+            "search_baseline": self.baseline,
+            "report": self.reported,
+            "tokens": self.tokens,
+            "path": [dataclasses.asdict(step) for step in self.path],
+        }
+
+
+def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step, last: None) -> Pruned:
+    """Search, or go on searching, and write the budgets; `show` gets each iteration and the last one possible."""
+    folder = find_model(job.model)
+    config, context = read_config(folder), job.procedure.context
+    check_context(job.model, config, context)
+    job.until.check_size(config.num_hidden_layers, context, job.procedure.smallest)
+    tokenizer = tokenizer_of(folder)
+    if job.until.baseline is not None:
+        _check_baseline(job.until.baseline, folder, context)
+    rows = job.text.rows(tokenizer, context, progress=team.leads)
+    batches, reported = _sets(job, rows, tokenizer, progress=team.leads)
+    with contextlib.ExitStack() as stack:
+        team.by_one(lambda: stack.enter_context(claimed(job.out)))
+        settings = _settings(job, folder, rows)
+        past = team.by_one(lambda: past_steps(job.out, settings))
+        model = load_model(folder)
+        baseline = _baseline_loss(job, batches, team)
+        until = job.until if baseline is None else replace(job.until, loss=min(baseline, job.until.loss))
+        path = _search(job, model, batches, past, settings, until, team, show)
+        number, reached = chosen(path, until, context)
+        best = path[number]
+        found = _report(job, model, best, reported, team)
+        if team.leads:
+            notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
+            Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
+    sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
+    return Pruned(best, path, not reached, until.limit(path[0].loss), baseline, found, sizes)
+
+
+def _search(
+    job: Job,
+    model: SelectiveForCausalLM,
+    batches: Sequence[Batch],
+    past: list[Step],
+    settings: dict[str, Any],
+    until: Until,
+    team: Team,
+    show: Callable[[Step, int], None],
+) -> list[Step]:
+    """The path as far as the threshold; each iteration is on the disk before the next one begins."""
+    layers, context = model.config.num_hidden_layers, job.procedure.context
+    budgets = past[-1].budgets if past else (context,) * layers
+    trials = Trials(model, batches, budgets, job.policy, team)
+    path = past or [first_step(trials)]
+    if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
+        raise SelattnError(
+            f"{job.out} says that the loss was {path[-1].loss:.6f}, and it is {trials.loss:.6f}: "
+            "the machine or the program has changed; search in another folder"
+        )
+    until.check_loss(path[0].loss)
+    if not past and team.leads:
+        begin(job.out, settings, path[0])
+    last = job.procedure.iterations(layers)
+    for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
+        path.append(step)
+        if team.leads:
+            append(job.out, step)
+        show(step, last)
+        if chosen([path[0], step], until, context)[1]:
+            break
+    return path
+
+
+def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False) -> tuple[list[Batch], list[Batch]]:
+    """The search set and the report set."""
+    context = job.procedure.context
+    searched = make_batches(rows.take(job.rows), job.batch)
+    if searched[0].longest < context:
+        raise SelattnError(
+            f"the search set is shorter than one context: its longest sequence has {searched[0].longest} tokens, "
+            f"N is {context}; give longer documents (of a book: --separator file --layout packed), more --rows, or a "
+            "smaller --context"
+        )
+    others = rows if job.report is None else job.report.rows(tokenizer, context, progress)
+    # By the tokens, not by the name: one file can be named in several ways, and be cut into rows in several ways.
+    seen = Searched(job.text, context, job.rows, rows.checksum)
+    return searched, make_batches(others.take(job.report_rows, seen), job.batch)
+
+
+def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
+    """What decides the path, and what model and text are called, which does not."""
+    return {
+        "model": job.model,
+        "fingerprint": fingerprint(folder),
+        "text": dataclasses.asdict(job.text),
+        "tokens": rows.checksum,
+        "rows": job.rows,
+        "batch": job.batch,
+        "policy": job.policy,
+        **dataclasses.asdict(job.procedure),
+    }
+
+
+def _check_baseline(baseline: str, folder: Path, context: int) -> None:
+    """Losses can be compared only over the same tokens."""
+    check_context(baseline, read_config(find_model(baseline)), context)
+    theirs, ours = tokenizer_of(find_model(baseline)), tokenizer_of(folder)
+    if theirs.fingerprint != ours.fingerprint:
+        raise SelattnError(
+            f"the baseline {baseline} has another vocabulary ({theirs.vocab_size} tokens) than {folder} "
+            f"({ours.vocab_size}): their losses cannot be compared"
+        )
+
+
+def _baseline_loss(job: Job, batches: Sequence[Batch], team: Team) -> float | None:
+    """The loss of the baseline, if there is one."""
+    if job.until.baseline is None:
+        return None
+    return log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
+
+
+def _report(
+    job: Job, model: SelectiveForCausalLM, best: Step, batches: Sequence[Batch], team: Team
+) -> dict[str, float]:
+    """Losses on rows that the search has not seen."""
+    found = {
+        "unpruned": log_perplexity(model, batches, policy="none", team=team),
+        "pruned": log_perplexity(model, batches, Budgets(best.budgets), job.policy, team),
+    }
+    baseline = _baseline_loss(job, batches, team)
+    return found if baseline is None else found | {"baseline": baseline}

@@ -1,0 +1,168 @@
+"""Losses of budgets that differ from the current ones in a single layer, at the price of the layers that change.
+
+The hidden states that enter each layer under the current budgets are kept. So a trial in layer l runs layers l to L
+only, and if it is accepted, the states on its way are the new ones. What layer l itself gives under the budget of its
+trial is kept, too, until a layer below it changes: in the next trial of that layer it is not computed again.
+
+One layer run over the whole search set is a layer evaluation; batches that a budget cannot touch are not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from selattn.evaluation.batches import Batch
+from selattn.evaluation.losses import count_tokens, head_loss
+from selattn.evaluation.team import Team
+from selattn.eviction import import_policy
+from selattn.models import SelectiveForCausalLM
+from selattn.models.attention import Context
+from selattn.utils.memory import available_memory
+
+
+class Trials:
+    """The search set under the current budgets, and what one layer less would cost.
+
+    Args:
+        model: in evaluation mode.
+        batches: the search set, all of it in every process.
+        budgets: K_l to begin with.
+        policy: who leaves when a layer is full.
+        team: the processes that share the batches.
+        memory: bytes for hidden states. Where they do not fit, only those of every second, third, ... layer are kept
+            and the ones between are computed again; that changes the time and nothing else.
+
+    Attributes:
+        budgets: the current ones.
+        loss: the mean loss of the search set under them.
+        evaluations: layer evaluations so far, the first pass over all layers included.
+    """
+
+    def __init__(
+        self,
+        model: SelectiveForCausalLM,
+        batches: Sequence[Batch],
+        budgets: Sequence[int],
+        policy: str = "selective",
+        team: Team | None = None,
+        memory: int | None = None,
+    ) -> None:
+        self._model, self._team = model, team or Team()
+        self._all, self._tokens = len(batches), count_tokens(batches)
+        self._batches = [batch.to(model.device) for batch in self._team.share(batches)]
+        self.budgets = tuple(budgets)
+        self._layers = len(self.budgets)
+        self._runs = 0
+        with torch.inference_mode():
+            entries = [self._enter(batch) for batch in self._batches]
+            self._contexts = [context._replace(policy=import_policy(policy)) for _, context in entries]
+            self._stride = self._fit([x for x, _ in entries], memory)
+            self._states: list[dict[int, Tensor]] = [{} for _ in entries]  # batch -> layer -> what enters it
+            self._heads: dict[int, tuple[int, list[Tensor]]] = {}  # layer -> budget of its trial, what it gives
+            self._sums = [self._finish(b, 0, x, self._states[b]) for b, (x, _) in enumerate(entries)]
+        self._best: _Trial | None = None
+        self.loss = self._mean(self._sums)
+
+    @property
+    def evaluations(self) -> float:
+        """Layer evaluations so far, by all processes."""
+        return self._team.total([float(self._runs)]) / self._all
+
+    def loss_with(self, layer: int, budget: int) -> float:
+        """The mean loss with another budget in one layer, smaller than the current one."""
+        trial = _Trial(layer, budget, [], [])
+        heads: list[Tensor] = []
+        known = self._heads.get(layer)
+        with torch.inference_mode():
+            for b, batch in enumerate(self._batches):
+                states: dict[int, Tensor] = {}
+                if batch.longest <= budget:  # this layer drops nothing here, so nothing changes
+                    trial.sums.append(self._sums[b])
+                    heads.append(torch.empty(0))
+                else:
+                    if known is not None and known[0] == budget:
+                        x = known[1][b]
+                    else:
+                        x = self._run(b, layer, self._entering(b, layer), budget)
+                    heads.append(x)
+                    trial.sums.append(self._finish(b, layer + 1, x, states))
+                trial.states.append(states)
+        if self._stride == 1:
+            self._heads[layer] = (budget, heads)
+        trial.loss = self._mean(trial.sums)
+        if self._best is None or trial.loss < self._best.loss:
+            self._best = trial  # of the others only the loss is kept
+        return trial.loss
+
+    def accept(self, layer: int, budget: int) -> None:
+        """Make a trial's budget the current one."""
+        if self._best is None or (self._best.layer, self._best.budget) != (layer, budget):
+            self._best = None
+            self.loss_with(layer, budget)
+        trial = self._best
+        assert trial is not None
+        self.budgets = (*self.budgets[:layer], budget, *self.budgets[layer + 1 :])
+        for states, new in zip(self._states, trial.states, strict=True):
+            states.update(new)
+        self._sums, self.loss = trial.sums, trial.loss
+        self._heads = {l: head for l, head in self._heads.items() if l < layer}
+        self._best = None
+
+    def _enter(self, batch: Batch) -> tuple[Tensor, Context]:
+        return self._model.model.enter(batch.input_ids, batch.attention_mask, batch.position_ids)
+
+    def _run(self, b: int, layer: int, x: Tensor, budget: int) -> Tensor:
+        """What a layer gives. A budget that drops nothing in this batch is none, which is cheaper."""
+        limits: list[int | None] = [None] * self._layers
+        limits[layer] = budget if budget < self._batches[b].longest else None
+        self._runs += 1
+        y, *_ = self._model.model.layers[layer](x, self._contexts[b]._replace(budgets=tuple(limits)))
+        return y
+
+    def _finish(self, b: int, layer: int, x: Tensor, states: dict[int, Tensor]) -> float:
+        """From what enters a layer to the loss, through the layers at their current budgets; notes what enters each."""
+        for l in range(layer, self._layers):
+            if l % self._stride == 0:
+                states[l] = x
+            x = self._run(b, l, x, self.budgets[l])
+        return head_loss(self._model, self._model.model.norm(x), self._batches[b])
+
+    def _entering(self, b: int, layer: int) -> Tensor:
+        """What enters a layer under the current budgets."""
+        start = layer - layer % self._stride
+        x = self._states[b][start]
+        for l in range(start, layer):
+            x = self._run(b, l, x, self.budgets[l])
+        return x
+
+    def _mean(self, sums: Sequence[float]) -> float:
+        return self._team.total(sums) / self._tokens
+
+    def _fit(self, entries: Sequence[Tensor], memory: int | None) -> int:
+        """1 to keep the states of every layer, 2 of every second, ...
+
+        These are the current ones, those of the best trial and of the one that is made; with all layers the heads, too.
+        """
+        each = sum(x.numel() * x.element_size() for x in entries)
+        limit = _free_memory(self._model.device) // (2 * self._team.size) if memory is None else memory
+        if 4 * self._layers * each <= limit:
+            return 1
+        return next((s for s in range(2, self._layers) if 3 * -(-self._layers // s) * each <= limit), self._layers)
+
+
+class _Trial:
+    """One trial: the sums of the batches' losses, and what enters the layers above."""
+
+    def __init__(self, layer: int, budget: int, sums: list[float], states: list[dict[int, Tensor]]) -> None:
+        self.layer, self.budget, self.sums, self.states = layer, budget, sums, states
+        self.loss = float("nan")
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes of memory that are free where the states are."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return available_memory()

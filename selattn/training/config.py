@@ -1,0 +1,314 @@
+"""What a run is: frozen settings from the model to the last checkpoint.
+
+Everything that can change a result is in here and goes into the training record. Where the paper leaves a choice open
+(marked "open" below), docs/training.md says why it is made this way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from selattn.data.synthetic import Task
+from selattn.data.text import Reading
+from selattn.errors import SelattnError, shortened
+
+_LARGEST = 10**15  # of any setting: their products are counted in 64 bits
+_MOST_WORKERS, _MOST_LAYERS = 1024, 100_000
+
+
+def _at_least(settings: Any, where: str, **least: float) -> None:
+    """One line for a setting that is too small, not finite, or larger than a count can be."""
+    for name, bound in least.items():
+        value = getattr(settings, name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SelattnError(f"{where}.{name} must be a finite number, not {value}")
+        if value < bound:
+            raise SelattnError(f"{where}.{name} must be at least {bound}, not {value}")
+        if isinstance(value, int) and value > _LARGEST:
+            raise SelattnError(f"{where}.{name} must be at most {_LARGEST:,}, not {shortened(value)}")
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents of text as training data.
+
+    Args:
+        source: what `selattn.data.text.documents` takes: a name (c4, wikitext, lm1b, embedded), a file or a folder.
+        column: where `.jsonl` files and the hub have the text.
+        separator: what stands between the documents of a `.txt` file, see `selattn.data.text.Reading`.
+        limit: read at most so many documents.
+        validation: the share of documents that is held out, where the source has no validation part of its own.
+        tokenizer: a SentencePiece model; None trains one on the training documents, or with `start.model` takes the
+            model's own.
+        vocabulary: tokens of a trained tokenizer; a given one must have as many.
+        layout: "documents" is the paper's, one document in each row, cut or padded; "packed" fills the rows.
+        context: tokens in a row.
+    """
+
+    source: str = "embedded"
+    column: str = "text"
+    separator: str = "blank"
+    limit: int | None = None
+    validation: float = 0.02
+    tokenizer: str | None = None
+    vocabulary: int = 8000
+    layout: Literal["documents", "packed"] = "documents"
+    context: int = 512
+
+    def __post_init__(self) -> None:
+        _at_least(self, "data", vocabulary=1, context=2)
+        self.reading()
+
+    def reading(self) -> Reading:
+        """How the source is read."""
+        return Reading(self.column, self.separator, self.validation, self.limit)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """AdamW. The paper: 0.9, 0.999 and a learning rate of 0.005.
+
+    Args:
+        lr: the peak of the learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        eps: AdamW's epsilon (open: torch's default).
+        weight_decay: on matrices, not on norms (open).
+        clip: the largest norm of the gradient; 0 is no clipping (open).
+    """
+
+    lr: float = 0.005
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float = 1.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, "optimizer", lr=0, eps=0, weight_decay=0, clip=0)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SelattnError(f"optimizer.{name} must be in [0, 1), not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Steps and learning rate. The paper: 524,288 steps, 1,000 of linear warm-up, cosine.
+
+    Args:
+        steps: optimizer steps in all.
+        warmup: steps in which the learning rate rises from 0.
+        decay: what follows.
+        final: the last learning rate as a share of the peak (open: 0).
+    """
+
+    steps: int = 524_288
+    warmup: int = 1_000
+    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        _at_least(self, "schedule", steps=1, warmup=0)
+        if not 0 <= self.final <= 1:
+            raise SelattnError(f"schedule.final must be in [0, 1], not {self.final}")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows of a step.
+
+    Args:
+        size: rows of one optimizer step, over all devices and accumulated gradients.
+        micro: rows that one device takes at once; None is its whole share of the step.
+        workers: processes that prepare rows; 0 prepares them in the training process.
+    """
+
+    size: int = 256
+    micro: int | None = None
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, "batch", size=1, workers=0)
+        if self.workers > _MOST_WORKERS:
+            raise SelattnError(f"batch.workers must be at most {_MOST_WORKERS} processes, not {self.workers:,}")
+        if self.micro is not None:
+            _at_least(self, "batch", micro=1)
+
+    def split(self, devices: int) -> tuple[int, int]:
+        """Rows of a micro batch on one device, and micro batches in a step."""
+        micro = self.micro or self.size // devices
+        if micro < 1 or self.size % (micro * devices):
+            raise SelattnError(
+                f"batch.size {self.size} cannot be shared out: {devices} device(s) with micro batches of {micro} "
+                "must divide it; change batch.size or batch.micro"
+            )
+        return micro, self.size // (micro * devices)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Evaluation during training.
+
+    Args:
+        every: steps between evaluations; there is always one at the end.
+        rows: rows of each validation set, or all if there are fewer.
+        batch: rows that one device takes at once.
+        target: a task's run ends when this accuracy is reached in distribution.
+    """
+
+    every: int = 1_000
+    rows: int = 2_048
+    batch: int = 32
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, "evaluation", every=1, rows=1, batch=1)
+        if self.target is not None and not 0 < self.target <= 1:
+            raise SelattnError(f"evaluation.target must be in (0, 1], not {self.target}")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """What a run can go on from.
+
+    Args:
+        every: steps between checkpoints; there is always one at the end.
+        keep: how many of them stay, the newest.
+    """
+
+    every: int = 1_000
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        _at_least(self, "checkpoints", every=1, keep=1)
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where the weights come from.
+
+    Args:
+        model: a trained model to fine-tune, a folder or zoo:NAME; None begins anew.
+        ramp: steps in which the selection strength rises from 0 to the model's own: a standard model becomes selective.
+            Only with `model`.
+    """
+
+    model: str | None = None
+    ramp: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(self, "start", ramp=0)
+
+
+@dataclass(frozen=True)
+class Shrink:
+    """Budgets that shrink during training, to those of `model.cache_budgets`, which stay in force afterwards.
+
+    Args:
+        steps: in so many steps; 0 has the final budgets in force from the beginning.
+        every: steps between changes: 1 is a line, more are stairs (with machine.compile each stair is compiled).
+        first: the budgets to begin with, one number or one for each layer; None is the context size: nothing leaves.
+    """
+
+    steps: int = 0
+    every: int = 1
+    first: int | tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(self, "shrink", steps=0, every=1)
+        if isinstance(self.first, list):  # as the command line has it
+            object.__setattr__(self, "first", tuple(self.first))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How it is computed. None of these is meant to change what is computed, beyond rounding.
+
+    Args:
+        precision: "bf16" computes under autocast; weights and optimizer stay fp32.
+        compile: torch.compile.
+        recompute: gradient checkpointing: activations are computed again in the backward pass.
+        shard: "fsdp" shards weights, gradients and optimizer over the devices (FSDP2); "none" is DDP.
+    """
+
+    precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
+    recompute: bool = False
+    shard: Literal["none", "fsdp"] = "none"
+
+
+# Settings of a model that its weights are made for: fine-tuning takes them from the model.
+ARCHITECTURE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings", "positions", "rope_theta", "norm", "norm_eps", "qk_norm", "mlp"),
+    *("bias", "tie_word_embeddings"),
+)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A whole run.
+
+    Args:
+        name: of the run.
+        model: settings of `SelectiveConfig`. The vocabulary and the context size follow from the data unless given;
+            with `start.model` these settings change those of that model, except for its architecture.
+        data: text, or a synthetic task.
+        seed: of the initial weights, of dropout and of the order of the data.
+        log_every: steps between records in the log.
+    """
+
+    name: str
+    data: Text | Task
+    model: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    batch: Batch = Batch()
+    evaluation: Evaluation = Evaluation()
+    checkpoints: Checkpoints = Checkpoints()
+    start: Start = Start()
+    shrink: Shrink = Shrink()
+    machine: Machine = Machine()
+    seed: int = 0
+    log_every: int = 100
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", MappingProxyType(dict(self.model)))  # a frozen copy
+        _at_least(self, "run", seed=0, log_every=1)
+        if (layers := self.model.get("num_hidden_layers", 1)) > _MOST_LAYERS:
+            raise SelattnError(f"model.num_hidden_layers must be at most {_MOST_LAYERS:,}, not {shortened(layers)}")
+        if self.schedule.steps * self.batch.size >= 2**63:
+            raise SelattnError(
+                f"schedule.steps {self.schedule.steps:,} times batch.size {self.batch.size:,} is more than can be "
+                "counted: make one of them smaller"
+            )
+        if self.seed >= 2**32:
+            raise SelattnError(f"run.seed must be below 2^32, as numpy has it, not {self.seed}")
+        if self.evaluation.target is not None and isinstance(self.data, Text):
+            raise SelattnError("evaluation.target is an accuracy, which text has none of: leave it out")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it. Equal dictionaries are equal runs."""
+        found: dict[str, Any] = {}
+        for at in dataclasses.fields(self):
+            value = getattr(self, at.name)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                value = dataclasses.asdict(value)
+            if isinstance(value, Mapping):
+                value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
+            found[at.name] = value
+        found["data"] = {"kind": "text" if isinstance(self.data, Text) else self.data.name, **found["data"]}
+        return found
+
+
+def current_names(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `RunConfig.to_dict` of an earlier version wrote, under the names of this one."""
+    return {_RENAMED.get(name, name): value for name, value in found.items()}
+
+
+_RENAMED = {"optimiser": "optimizer"}

@@ -1,0 +1,64 @@
+"""What changes in the course of a run, as a function of the step alone: a resumed run goes on exactly where it was.
+
+selection_strength   rises from 0 to the model's own in `start.ramp` steps
+cache_budgets        shrink from the first to the model's own in `shrink.steps` steps
+
+The names are those of the model's config and of its `forward`, so that one dictionary serves both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selattn.errors import SelattnError
+from selattn.eviction import Budgets
+from selattn.models import SelectiveConfig
+from selattn.training.config import RunConfig
+
+
+class Course:
+    """The course of a run.
+
+    Args:
+        run: the whole configuration.
+        config: of the model, as it is at the end.
+    """
+
+    def __init__(self, run: RunConfig, config: SelectiveConfig) -> None:
+        self._ramp, self._shrink = run.start.ramp, run.shrink
+        self._strength, self._budgets = config.selection_strength, config.budgets
+        if self._ramp and not config.selects:
+            raise SelattnError("start.ramp has nothing to raise: no layer selects; set model.attention=selective")
+        if self._ramp and run.start.model is None:
+            raise SelattnError("start.ramp has nothing to ramp from: set start.model, or leave start.ramp out")
+        if self._shrink.first is not None and not self._shrink.steps:
+            raise SelattnError("shrink.first has no effect without shrink.steps: set both, or none")
+        if self._shrink.steps and self._budgets is None:
+            raise SelattnError("shrink.steps has nothing to shrink to: set model.cache_budgets, such as [8,16,8]")
+        layers = config.num_hidden_layers
+        self._last = () if self._budgets is None else self._budgets.for_layers(layers)
+        begin = self._shrink.first
+        if begin is None:  # nothing leaves as long as a row fits
+            self._first = tuple(max(run.data.context, k) for k in self._last)
+        else:
+            self._first = Budgets(begin).for_layers(layers)
+        if any(first < last for first, last in zip(self._first, self._last, strict=False)):
+            raise SelattnError(f"shrink.first {begin} is below model.cache_budgets {self._last}: budgets only shrink")
+
+    def at(self, step: int) -> dict[str, Any]:
+        """What differs from the model's config in the step after `step` steps; {} once everything has arrived."""
+        found: dict[str, Any] = {}
+        if step < self._ramp:
+            found["selection_strength"] = self._strength * step / self._ramp
+        if step < self._shrink.steps:
+            left = self._shrink.steps - (step - step % self._shrink.every)
+            pairs = zip(self._first, self._last, strict=True)
+            found["cache_budgets"] = [last + (first - last) * left // self._shrink.steps for first, last in pairs]
+        return found
+
+    def in_force(self, step: int) -> dict[str, Any]:
+        """For the log: the strength where there is a ramp, and budgets where there are any, changing or not."""
+        found: dict[str, Any] = {"selection_strength": self._strength} if self._ramp else {}
+        if self._budgets is not None:
+            found["cache_budgets"] = list(self._last)
+        return found | self.at(step)

@@ -1,0 +1,236 @@
+"""A run's folder: what is in it, who may train there, and a log that resuming cannot spoil.
+
+run.json             the configuration
+log.jsonl            one record in each line, written through at once
+tensorboard/         the same for TensorBoard
+checkpoint-STEP/     see `selattn.training.checkpoints`
+model/               when the run has ended: the model, its tokenizer, and `training_record.json`
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+from selattn.training.checkpoints import Choice, choose, delete, newest
+from selattn.training.config import current_names
+from selattn.utils.folders import write_json
+
+CONFIG, LOG, MODEL, RECORD = "run.json", "log.jsonl", "model", "training_record.json"
+
+
+class Claim:
+    """This process's claim on a run's folder, in which no other may train meanwhile.
+
+    It is a lock on the folder itself, so it goes with the process: a killed run leaves none.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self._run, self._lock = run, -1
+
+    @property
+    def held(self) -> bool:
+        """Whether it was taken."""
+        return self._lock >= 0
+
+    def take(self) -> None:
+        """Claim the folder if it exists; raise if another process has it."""
+        if self.held or not self._run.is_dir():
+            return
+        lock = os.open(self._run, os.O_RDONLY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise SelattnError(
+                f"another process is training in {self._run}: wait for it, or choose another folder with --out"
+            ) from None
+        except OSError:
+            pass  # some network disks cannot lock a folder; nobody can tell there
+        self._lock = lock
+
+    def close(self) -> None:
+        """Let others train there."""
+        if self.held:
+            os.close(self._lock)
+            self._lock = -1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to happen in a run's folder.
+
+    Attributes:
+        goes_on: whether a run that was begun goes on; else the folder is emptied, and a run begins.
+        choice: the checkpoint that it goes on from.
+    """
+
+    goes_on: bool = False
+    choice: Choice = field(default_factory=Choice)
+
+
+def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: bool, overwrite: bool) -> Plan:
+    """Raise if the folder is not one to begin this run in, or to resume it in. Nothing is changed.
+
+    A run that began before a setting existed has the default of it.
+    """
+    if not run.exists():
+        return Plan()
+    if not run.is_dir() or (any(run.iterdir()) and not (run / CONFIG).exists()):
+        raise SelattnError(f"{run} is not empty and has no run in it: choose another folder with --out")
+    if overwrite or not (run / CONFIG).exists():
+        return Plan()
+    if not resume:
+        raise SelattnError(
+            f"{run} has a run in it, {state_of(run)}; go on with --resume, or begin anew with --overwrite"
+        )
+    _check_same(config, dict(_flat(defaults)) | dict(_flat(_read_config(run))), run)
+    if finished(run):
+        return Plan(goes_on=True)
+    choice = choose(run)
+    _records(run / LOG, choice.step or 0)  # which raises for a damaged log
+    return Plan(True, choice)
+
+
+def begin(run: Path, config: dict[str, Any], plan: Plan, claim: Claim) -> None:
+    """Make a checked folder ready, for this process alone."""
+    new = not run.exists()
+    run.mkdir(parents=True, exist_ok=True)
+    if not claim.held:
+        claim.take()
+        if any(run.iterdir()):
+            raise SelattnError(f"another process has begun a run in {run}: choose another folder with --out")
+    if plan.goes_on:
+        for path, _ in plan.choice.left_out:
+            delete(path)
+        _cut_log(run / LOG, plan.choice.step or 0)
+        return
+    for old in run.iterdir():
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+    try:
+        write_json(run / CONFIG, config)
+    except BaseException:
+        if new:
+            run.rmdir()
+        raise
+
+
+def finished(run: Path) -> bool:
+    """Whether the trained model is there."""
+    return (run / MODEL / RECORD).is_file()
+
+
+def read_finished(run: Path) -> dict[str, Any]:
+    """The training record of a run that has ended."""
+    file = run / MODEL / RECORD
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("steps"), int):
+        raise SelattnError(
+            f"{file} is damaged: delete {run / MODEL} and go on with --resume, which writes the model again"
+        )
+    return found
+
+
+def state_of(run: Path) -> str:
+    """In words."""
+    step = newest(run)
+    if finished(run):
+        return "which has ended"
+    return "with no checkpoint yet" if step is None else f"with a checkpoint at step {step}"
+
+
+def _read_config(run: Path) -> dict[str, Any]:
+    file = run / CONFIG
+    try:
+        found = json.loads(file.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise SelattnError(
+            f"{file} is damaged: put it back from a copy, or begin anew with --overwrite; "
+            "whether this is the run that was begun cannot be told"
+        )
+    return current_names(found)
+
+
+def _check_same(config: dict[str, Any], old: dict[str, Any], run: Path) -> None:
+    """A resumed run is the same run."""
+    new = dict(_flat(config))
+    for name in [*old, *new]:
+        if old.get(name) != new.get(name):
+            raise SelattnError(
+                f"{run} has another run in it: {name} is {old.get(name)} there and {new.get(name)} here; "
+                "resume with the settings that it began with, or choose another folder with --out"
+            )
+
+
+def _flat(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in config.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, value
+
+
+def append_log(log: Path, record: dict[str, Any]) -> None:
+    """One more record, handed to the operating system before this returns."""
+    with log.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+def read_log(log: Path) -> list[dict[str, Any]]:
+    """Every record up to the first that is not whole, which is the last one if a kill cut it short."""
+    if not log.exists():
+        return []
+    found: list[dict[str, Any]] = []
+    for line in log.read_bytes().splitlines():
+        record = _record(line)
+        if record is None:
+            break
+        found.append(record)
+    return found
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
+
+
+def _records(log: Path, step: int) -> list[dict[str, Any]]:
+    """The records up to `step`: what comes later will be logged again. Raises if one of them is damaged."""
+    if not log.exists():
+        return []
+    found: list[dict[str, Any]] = []
+    *whole, _ = log.read_bytes().split(b"\n")  # behind the last line end there is nothing, or half a record
+    for number, line in enumerate(whole, 1):
+        record = _record(line)
+        if record is None and step > 0:
+            raise SelattnError(
+                f"{log}, line {number}, is damaged: put the log back from a copy, or delete it and go on without "
+                "what was logged so far"
+            )
+        if record is None or record["step"] > step:
+            break
+        found.append(record)
+    return found
+
+
+def _cut_log(log: Path, step: int) -> None:
+    """Leave out what was logged after `step`."""
+    kept = _records(log, step)
+    half = log.with_name(log.name + ".part")
+    half.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    os.replace(half, log)

@@ -1,0 +1,256 @@
+"""From a configuration to a trained model in a folder, in one go or in many."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import transformers
+from transformers import TrainingArguments, set_seed
+from transformers.integrations.integration_utils import TensorBoardCallback
+
+from selattn.data.tokenizer import MODEL_FILE
+from selattn.errors import SelattnError, shortened
+from selattn.models import SelectiveForCausalLM
+from selattn.models.zoo import find_model
+from selattn.training import checkpoints
+from selattn.training import folder as run_folder
+from selattn.training.arguments import training_arguments
+from selattn.training.config import RunConfig
+from selattn.training.course import Course
+from selattn.training.datasets import Data, prepare
+from selattn.training.display import Display
+from selattn.training.memory import check_memory
+from selattn.training.model import make_model, model_config
+from selattn.training.trainer import SelectiveTrainer
+from selattn.utils.folders import make_folder
+from selattn.utils.records import write_record
+
+_T = TypeVar("_T")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a call of `train` ended.
+
+    Attributes:
+        folder: of the run.
+        step: the last one taken.
+        interrupted: whether Ctrl-C ended it; then it can be resumed.
+        record: what the training record says; empty if interrupted.
+    """
+
+    folder: Path
+    step: int
+    interrupted: bool
+    record: dict[str, Any]
+
+
+def train(
+    run: RunConfig,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    data: Data | None = None,
+    display: Display | None = None,
+) -> Finished:
+    """Carry out a run in `folder`.
+
+    Args:
+        run: the whole configuration.
+        folder: where everything goes; see `selattn.training.folder`.
+        resume: go on from the newest whole checkpoint.
+        overwrite: delete what is in the folder and begin anew.
+        data: the rows, if they are not to be prepared from the run's settings.
+        display: what is shown; None shows nothing.
+    """
+    folder = Path(folder)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    args = training_arguments(run, folder)
+    display = display if display is not None and args.process_index == 0 else Display()
+    settings = run.to_dict()
+    defaults = RunConfig(run.name, run.data).to_dict()
+    with contextlib.closing(run_folder.Claim(folder)) as claim:
+        _by_one(args, claim.take)
+        plan = _by_one(args, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
+        if plan.goes_on and run_folder.finished(folder):
+            return _ended(folder)
+        check_memory(run, args.world_size, args.device)
+        data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
+        set_seed(run.seed)
+        config = model_config(run, data.tokenizer)
+        Course(run, config)  # which raises before anything is written
+        model = make_model(run, config)
+        _by_one(args, lambda: run_folder.begin(folder, settings, plan, claim))
+        if plan.goes_on:
+            left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
+            display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
+        return _carry_out(run, model, data, args, display, plan.choice.step)
+
+
+def _carry_out(
+    run: RunConfig,
+    model: SelectiveForCausalLM,
+    data: Data,
+    args: TrainingArguments,
+    display: Display,
+    start: int | None,
+) -> Finished:
+    """The steps that are left, in a folder that is ready and ours."""
+    folder = Path(str(args.output_dir))
+    trainer = SelectiveTrainer(run, model, data, args, display, start or 0)
+    if trainer.is_fsdp_enabled and args.device.type == "cpu":
+        raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
+    if args.process_index == 0:
+        trainer.add_callback(TensorBoardCallback(_tensorboard(folder, start)))
+    with _full_disk(folder), _interruptible(trainer):
+        try:
+            if not trainer.stopped:
+                at = None if start is None else str(checkpoints.checkpoint_path(folder, start))
+                trainer.train(resume_from_checkpoint=at)
+        finally:
+            display.end()
+        step = trainer.state.global_step or start or 0
+        if trainer.interrupted and not trainer.stopped and step < run.schedule.steps:
+            return Finished(folder, step, True, {})
+        _export(trainer, folder, step)
+    return _ended(folder)
+
+
+def resume_command() -> str:
+    """The command line that was given, with --resume."""
+    program = Path(sys.argv[0]).name
+    words = ["python", "-m", "selattn"] if program == "__main__.py" else [program]
+    return shlex.join([*words, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")), "--resume"])
+
+
+def _by_one(args: TrainingArguments, act: Callable[[], _T]) -> _T:
+    """Let one process act, and all of them know what came of it, also if that is an error."""
+    found: list[Any] = [None]
+    if args.process_index == 0:
+        try:
+            found = [act()]
+        except SelattnError as error:
+            found = [error]
+        except OSError as error:
+            verb = "write to" if error.errno in _FULL else "use"
+            found = [SelattnError(f"cannot {verb} {shortened(args.output_dir)}: {error.strerror or error}")]
+    if args.world_size > 1:
+        torch.distributed.broadcast_object_list(found)
+    if isinstance(found[0], SelattnError):
+        raise found[0]
+    result: _T = found[0]
+    return result
+
+
+def _tokenizer_of(run: RunConfig) -> str | None:
+    """The tokenizer of the model that is fine-tuned, if it has one."""
+    if run.start.model is None:
+        return None
+    path = find_model(run.start.model) / MODEL_FILE
+    return str(path) if path.is_file() else None
+
+
+def _tensorboard(folder: Path, start: int | None) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=None if start is None else start + 1)
+
+
+def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
+    """The trained model, whole or not at all, with its record."""
+    state = trainer.accelerator.get_state_dict(trainer.model)
+    if trainer.args.process_index == 0:
+        model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
+        seconds = trainer.seconds()
+
+        def fill(part: Path) -> None:
+            model.save_pretrained(part, state_dict=state)
+            trainer.note_changes(part, step)
+            if trainer.data.tokenizer is not None:
+                trainer.data.tokenizer.save_pretrained(part)
+            write_record(part / run_folder.RECORD, _record(trainer, step, seconds), trainer.run.seed)
+
+        make_folder(folder / run_folder.MODEL, fill)
+    trainer.accelerator.wait_for_everyone()
+
+
+def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> dict[str, Any]:
+    log = run_folder.read_log(trainer.folder / run_folder.LOG)
+    last = [record for record in log if "loss" in record][-1:]
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return {
+        "run": trainer.run.to_dict(),
+        "data_checksums": dict(trainer.data.checksums),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "steps": step,
+        "tokens": trainer.meter.tokens + int(trainer.meter.gathered(lambda sums: sums)[2]),
+        "seconds": round(seconds, 1),
+        "devices": trainer.args.world_size,
+        "training": {name: last[0][name] for name in ("loss", "lm_loss", "memory_loss", "kept")} if last else {},
+        "evaluation": trainer.last_evaluation,
+    }
+
+
+def _ended(folder: Path) -> Finished:
+    record = run_folder.read_finished(folder)
+    return Finished(folder, record["steps"], False, record)
+
+
+@contextlib.contextmanager
+def _interruptible(trainer: SelectiveTrainer) -> Iterator[None]:
+    """Ctrl-C and a batch system's SIGTERM end the run after the step, with a checkpoint."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        for number in before:
+            signal.signal(number, trainer.interrupt)
+    except ValueError:  # not in the main thread, where signals do not arrive anyway
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _full_disk(folder: Path) -> Iterator[None]:
+    """One line if a file cannot be written, and no half-written checkpoint left behind."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_about_writing(error):
+            raise
+        checkpoints.delete_halves(folder)
+        step = checkpoints.newest(folder)
+        kept = "there is no checkpoint yet" if step is None else f"the checkpoint of step {step} is whole"
+        raise SelattnError(
+            f"cannot write to {folder}: {_reason(error)}; {kept}; free some space and go on with --resume"
+        ) from error
+
+
+def _is_about_writing(error: Exception) -> bool:
+    """torch and safetensors wrap the operating system's error in their own, of which only the words tell."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return any(words in str(error) for words in _FULL_WORDS)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)
+    return "the disk is full"

@@ -1,0 +1,44 @@
+"""The models of the zoo. Give the text as `data.source=PATH`; see docs/training.md for the one that the zoo has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from selattn.training.config import Batch, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule, Text
+from selattn.training.runs import synthetic
+from selattn.training.runs.kinds import KINDS, size
+
+
+def language_model(name: str, kind: str, context: int, batch: int) -> RunConfig:
+    """d=3 on 3 million tokens, small enough for a laptop and for a repository.
+
+    Unlike in the paper the vocabulary is tied to the output, and a step sees only 2,048 tokens: where tokens are few,
+    more steps learn more than larger ones.
+    """
+    return RunConfig(
+        name,
+        data=Text(vocabulary=3072, layout="packed", context=context),
+        model={**size(3), **KINDS[kind], "tie_word_embeddings": True},
+        batch=Batch(size=batch),
+        optimizer=Optimizer(lr=3e-3),
+        schedule=Schedule(steps=1_500, warmup=100),
+        evaluation=Evaluation(every=100, rows=128, batch=8),
+        checkpoints=Checkpoints(every=100),
+        log_every=10,
+    )
+
+
+def variable_assignment(name: str, kind: str) -> RunConfig:
+    """The small task of `selattn demo`, with the paper's d=3."""
+    return synthetic.small_assignment(name, kind, d=3)
+
+
+RUNS: dict[str, Callable[[], RunConfig]] = {
+    **{f"zoo-{kind}": partial(language_model, f"zoo-{kind}", kind, 512, 4) for kind in KINDS},
+    "zoo-memory-2048": partial(language_model, "zoo-memory-2048", "memory", 2048, 1),
+    **{
+        f"zoo-variable-assignment-{kind}": partial(variable_assignment, f"zoo-variable-assignment-{kind}", kind)
+        for kind in ("selective", "standard")
+    },
+}

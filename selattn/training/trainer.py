@@ -1,0 +1,335 @@
+"""transformers' Trainer with what selection adds: the data order, the ramp, the log, and exact evaluation.
+
+Only what the Trainer documents as its hooks is overridden. It keeps the loop: accumulation, clipping, autocast,
+compilation, DDP and FSDP, and its own files in a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, default_collate
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from selattn.data.tokenizer import MODEL_FILE
+from selattn.errors import SelattnError
+from selattn.models import SelectiveForCausalLM
+from selattn.training import checkpoints, folder
+from selattn.training.config import RunConfig
+from selattn.training.course import Course
+from selattn.training.datasets import Data, Rows
+from selattn.training.display import Display
+from selattn.training.meter import Meter, fractions, real_tokens
+from selattn.training.order import Share, StepBatches
+from selattn.utils.folders import to_disk, write_json
+
+_AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
+
+
+class SelectiveTrainer(Trainer):
+    """A run's Trainer.
+
+    Args:
+        run: the whole configuration.
+        model: to be trained.
+        data: its rows.
+        args: the Trainer's own settings, made from the run.
+        display: what the user sees.
+        start: the step to begin at; that of the checkpoint which `train` is given, if any.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: SelectiveForCausalLM,
+        data: Data,
+        args: TrainingArguments,
+        display: Display,
+        start: int = 0,
+    ) -> None:
+        self.run, self.data, self.display, self.start = run, data, display, start
+        self.folder = Path(args.output_dir or ".")
+        callbacks: list[TrainerCallback] = [_Keeper(self)]
+        super().__init__(model=model, args=args, callbacks=callbacks, eval_dataset=dict(data.validation))
+        model.config.use_cache = True  # the Trainer switches it off, and it would be saved so
+        self.remove_callback(_progress_of(self))
+        self.course = Course(run, model.config)
+        self.meter = Meter(model.config.num_hidden_layers, self.args.device)
+        self.logged_step = start
+        self.stopped = False  # by having reached the target accuracy
+        self.interrupted = False
+        self.last_evaluation: dict[str, dict[str, Any]] = {}
+        self.seconds_before = 0.0  # of wall clock, in earlier sessions
+        self._begun = self._since = time.perf_counter()
+        self._tokens_since = 0
+        if start:
+            self._restore(checkpoints.checkpoint_path(self.folder, start))
+
+    # ---- data ----
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Micro batches of this device from step `start` on. Its generator keeps it away from the run's randomness."""
+        share = Share(
+            self.args.per_device_train_batch_size,
+            self.args.gradient_accumulation_steps,
+            self.args.process_index,
+            self.args.world_size,
+        )
+        return self._loader(self.data.train, batch_sampler=StepBatches(share, self.args.max_steps, self.start))
+
+    def _loader(self, rows: Rows, **sampling: Any) -> DataLoader[Any]:
+        return DataLoader(
+            rows,
+            **sampling,
+            collate_fn=default_collate,
+            num_workers=self.run.batch.workers,
+            pin_memory=self.args.device.type == "cuda",
+            generator=torch.Generator(),
+        )
+
+    # ---- loss ----
+
+    def changed(self) -> dict[str, Any]:
+        """What the model is given beside its inputs in the step that is next; else its config holds."""
+        found = self.course.at(self.state.global_step)
+        if "selection_strength" in found:  # a tensor, so that a compiled model is not compiled for each of its values
+            found["selection_strength"] = torch.tensor(found["selection_strength"], device=self.args.device)
+        return found
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The model's own loss, memory term included; what it is made of goes to the meter."""
+        given = {**inputs, **self.changed(), "use_cache": False}
+        loss, outputs = super().compute_loss(model, given, True, num_items_in_batch)
+        with torch.no_grad():
+            self.meter.add(outputs, inputs)
+        return (loss, outputs) if return_outputs else loss
+
+    # ---- log ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """A record of the steps since the last one. The Trainer's other summaries are in our records already."""
+        if "loss" not in logs:
+            return
+        sums = self.meter.gathered(self._sum)
+        values = self.meter.take(sums, self.state.global_step - self.logged_step)
+        self.logged_step = self.state.global_step
+        now, tokens = time.perf_counter(), values["tokens"]
+        record = {
+            "step": self.state.global_step,
+            **values,
+            **self.course.in_force(self.state.global_step - 1),
+            "grad_norm": logs["grad_norm"],
+            "learning_rate": logs["learning_rate"],
+            "wall": {
+                "seconds": round(self.seconds(), 3),
+                "tokens_per_second": round((tokens - self._tokens_since) / max(now - self._since, 1e-9), 1),
+            },
+        }
+        self._since, self._tokens_since = now, tokens
+        self._publish(record, _scalars(record))
+        if not math.isfinite(values["loss"]):
+            raise SelattnError(
+                f"the loss is {values['loss']} at step {self.state.global_step}: the run has diverged; "
+                "lower optimizer.lr, or raise schedule.warmup"
+            )
+
+    def _publish(self, record: dict[str, Any], scalars: dict[str, float]) -> None:
+        """To the log, to TensorBoard, and to the user."""
+        if self.is_world_process_zero():
+            folder.append_log(self.folder / folder.LOG, record)
+            self.display.record(record)
+        super().log(scalars)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        """Over all devices."""
+        return self.accelerator.reduce(values, "sum") if self.args.world_size > 1 else values.clone()
+
+    def seconds(self) -> float:
+        """Of wall clock that the run has taken, earlier sessions included."""
+        return self.seconds_before + time.perf_counter() - self._begun
+
+    # ---- evaluation ----
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Every validation set: loss for each token, kept fractions, and for a task the share of samples solved."""
+        begun = time.perf_counter()
+        found = {name: self._score(rows) for name, rows in self.data.validation.items()}
+        self.last_evaluation = found
+        seconds = time.perf_counter() - begun
+        record = {
+            "step": self.state.global_step,
+            "evaluation": found,
+            **self.course.in_force(self.state.global_step),
+            "wall": {"seconds": round(seconds, 3)},
+        }
+        scalars = {
+            f"eval_{name}_{what}": value
+            for name, values in found.items()
+            for what, value in values.items()
+            if isinstance(value, float)
+        }
+        self._publish(record, dict(scalars))
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scalars)
+        target = self.run.evaluation.target
+        if target is not None and found["validation"]["accuracy"] >= target:
+            self.stopped = self.control.should_training_stop = self.control.should_save = True
+        self._since += time.perf_counter() - begun  # no part of the training's tokens per second
+        return scalars
+
+    def _score(self, rows: Rows) -> dict[str, Any]:
+        """One set. Each device takes every so manyth row, and no row counts twice."""
+        model: Any = self.model
+        layers = self.accelerator.unwrap_model(model).config.num_hidden_layers
+        was_training = model.training
+        model.eval()
+        sums = torch.zeros(5 + layers, dtype=torch.float64, device=self.args.device)
+        changed = self.changed()
+        with torch.no_grad():
+            for batch, counts in self._batches(rows):
+                inputs = {name: tensor.to(self.args.device) for name, tensor in batch.items()}
+                outputs = model(**inputs, **changed, num_items_in_batch=1, use_cache=False)
+                if counts:
+                    sums += self._sums_of(outputs, inputs, layers)
+        model.train(was_training)
+        loss, labels, tokens, correct, samples, *kept = self._sum(sums).tolist()
+        found: dict[str, Any] = {"loss": loss / labels}
+        if self.data.task is not None:
+            found["accuracy"] = correct / samples
+        return found | {"kept": fractions(kept, tokens)}
+
+    def _sums_of(self, outputs: Any, inputs: dict[str, Tensor], layers: int) -> Tensor:
+        labels, tokens, task = inputs["labels"], real_tokens(inputs), self.data.task
+        correct = torch.zeros((), device=labels.device) if task is None else task.correct(outputs.logits, labels).sum()
+        samples = torch.tensor(len(labels), device=labels.device)
+        kept = torch.full((layers,), torch.nan, device=labels.device) if outputs.kept is None else outputs.kept * tokens
+        parts = [outputs.lm_loss, (labels[:, 1:] != -100).sum(), tokens, correct, samples]
+        return torch.cat([torch.stack([part.double() for part in parts]), kept.double()])
+
+    def _batches(self, rows: Rows) -> Iterator[tuple[dict[str, Tensor], bool]]:
+        """This device's batches, and whether they count: all devices run as many, as sharded models must."""
+        size, devices = self.run.evaluation.batch, self.args.world_size
+        total = min(len(rows), self.run.evaluation.rows)  # type: ignore[arg-type]
+        mine = range(self.args.process_index, total, devices)
+        most = math.ceil(math.ceil(total / devices) / size)
+        if len(mine):
+            for batch in self._loader(Subset(rows, mine), batch_size=size):
+                yield batch, True
+        for _ in range(most - math.ceil(len(mine) / size)):
+            yield default_collate([rows[0]]), False
+
+    # ---- checkpoints ----
+
+    def progress(self) -> dict[str, Any]:
+        """What the Trainer's own files lack; all devices have to ask."""
+        sums = self.meter.gathered(self._sum)
+        return {
+            "meter": self.meter.state(sums),
+            "logged_step": self.logged_step,
+            "stopped": self.stopped,
+            "seconds": self.seconds(),
+            "evaluation": self.last_evaluation,
+        }
+
+    def _restore(self, checkpoint: Path) -> None:
+        progress = json.loads((checkpoint / checkpoints.PROGRESS).read_text())
+        self.meter.restore(progress["meter"], first=self.args.process_index == 0)
+        self.logged_step, self.stopped = progress["logged_step"], progress["stopped"]
+        self.seconds_before, self.last_evaluation = progress["seconds"], progress["evaluation"]
+        self._tokens_since = self.meter.tokens
+
+    def note_changes(self, saved: Path, step: int) -> None:
+        """In the middle of its course a model that is saved is what it is now."""
+        if changed := self.course.at(step):
+            config = json.loads((saved / "config.json").read_text())
+            write_json(saved / "config.json", {**config, **changed})
+
+    def interrupt(self, *_: Any) -> None:
+        """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once.
+
+        Nothing is printed here: the signal may have come in the middle of a print, which cannot begin another.
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.interrupted = True
+
+
+class _Keeper(TrainerCallback):
+    """Completes checkpoints and seals them, stops when asked to, and moves the bar."""
+
+    def __init__(self, trainer: SelectiveTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.display.begin(state.global_step, state.max_steps)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer = self.trainer
+        state.epoch = state.global_step / state.max_steps  # the Trainer counts from where it was resumed
+        trainer.display.step(state.global_step)
+        if self._shall_stop(state.global_step):
+            trainer.display.interrupting()
+            control.should_save = control.should_training_stop = True
+
+    def _shall_stop(self, step: int) -> bool:
+        """Whether Ctrl-C was pressed; many devices have to agree on the step, and ask each other now and then."""
+        trainer = self.trainer
+        if trainer.args.world_size == 1:
+            return trainer.interrupted
+        if step % _AGREE_EVERY:
+            return False
+        asked = torch.tensor(float(trainer.interrupted), device=trainer.args.device)
+        trainer.interrupted = bool(trainer._sum(asked) > 0)
+        return trainer.interrupted
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        trainer, checkpoint = self.trainer, checkpoints.checkpoint_path(self.trainer.folder, state.global_step)
+        progress = trainer.progress()
+        if state.is_world_process_zero:
+            (checkpoint / checkpoints.PROGRESS).write_text(json.dumps(progress))
+            trainer.note_changes(checkpoint, state.global_step)
+            if trainer.data.tokenizer is not None:  # so that a checkpoint can be used as a model
+                (checkpoint / MODEL_FILE).write_bytes(trainer.data.tokenizer.model_bytes())
+        trainer.accelerator.wait_for_everyone()  # every device has written its own state
+        if state.is_world_process_zero:
+            if (log := trainer.folder / folder.LOG).exists():
+                to_disk(log)  # what was logged before a checkpoint is not logged again after it
+            checkpoints.seal(checkpoint)
+            checkpoints.delete_old(trainer.folder, trainer.run.checkpoints.keep)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        self.trainer.display.end()
+
+
+def _scalars(record: dict[str, Any]) -> dict[str, float]:
+    """The numbers of a record of the training, each under a name of its own: layers, too."""
+    found: dict[str, float] = {}
+    for name, value in {**record, **record["wall"]}.items():
+        if isinstance(value, list):
+            found |= {f"{name}/layer_{layer}": part for layer, part in enumerate(value) if part is not None}
+        elif isinstance(value, int | float) and name not in ("step", "seconds"):
+            found[name] = value
+    return found
+
+
+def _progress_of(trainer: Trainer) -> Any:
+    """The Trainer's own progress bar or printer, which ours replaces."""
+    from transformers import PrinterCallback, ProgressCallback
+
+    return ProgressCallback if not trainer.args.disable_tqdm else PrinterCallback

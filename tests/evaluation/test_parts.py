@@ -1,0 +1,117 @@
+"""Parts of an evaluation: what was measured is not measured again, wherever the process was stopped."""
+
+from contextlib import ExitStack
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selattn.errors import SelattnError
+from selattn.evaluation import Team, parts
+from selattn.evaluation.parts import open_parts
+from selattn.utils import folders
+
+KEYS = st.fixed_dictionaries({"model": st.sampled_from("ab"), "budgets": st.none() | st.lists(st.integers(2, 3))})
+
+
+def keep(record, keys, measure=lambda: 0.1):
+    with open_parts(record, Team()) as opened:
+        return [opened.get(key, measure) for key in keys]
+
+
+def file_of(record):
+    return record.with_name(record.name + ".parts.jsonl")
+
+
+@given(st.lists(KEYS, min_size=1, max_size=6), st.data())
+def test_stopped_anywhere_it_ends_the_same(tmp_path_factory, keys, data):
+    """After some parts, and with the file cut off anywhere: every line that is whole counts, once."""
+    record = tmp_path_factory.mktemp("parts") / "record.json"
+    numbers = iter(range(100))
+    done = data.draw(st.integers(0, len(keys)))
+    first = keep(record, keys[:done], lambda: next(numbers))
+    kept = 0
+    if done:
+        whole = file_of(record).read_bytes()
+        cut = whole[: data.draw(st.integers(0, len(whole)))]
+        file_of(record).write_bytes(cut)
+        kept = cut.count(b"\n")
+    assert first == list(range(done))
+    with open_parts(record, Team()) as opened:
+        assert opened.known(keys) == kept
+    again = keep(record, keys, lambda: next(numbers))
+    assert next(numbers) == done + len(keys) - kept
+    assert len(set(again)) == len(keys)  # also those of one key: each is a measurement of its own
+    for place, key in enumerate(keys):  # those of one key come back in the order in which they were measured
+        earlier = keys[:place].count(key)
+        if earlier < keys[:kept].count(key):
+            assert again[place] == [first[i] for i in range(kept) if keys[i] == key][earlier]
+    assert keep(record, keys, lambda: next(numbers)) == again
+
+
+def test_another_version_or_machine_measures_anew(tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    keep(record, [{"a": 1}])
+    for name, value in (("versions", {"torch": "1"}), ("machine", {"threads": 99})):
+        with monkeypatch.context() as patch:
+            patch.setattr(parts, name, lambda value=value: value)
+            assert keep(record, [{"a": 1}], lambda: "anew") == ["anew"]
+    assert keep(record, [{"a": 1}], lambda: "anew") == [0.1]  # the first is still there
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe", b"{", b"[1]", b'{"key": {"a": 1}}', b"3", b""])
+def test_a_damaged_line_is_none(tmp_path, damage):
+    record = tmp_path / "record.json"
+    keep(record, [{"a": 1}])
+    file_of(record).write_bytes(damage + b"\n" + file_of(record).read_bytes())
+    assert keep(record, [{"a": 1}, {"a": 2}], lambda: "anew") == [0.1, "anew"]
+
+
+def test_nothing_is_left_behind(tmp_path):
+    record = tmp_path / "new" / "record.json"
+    with open_parts(record, Team()):
+        assert file_of(record).exists()
+    assert list(tmp_path.iterdir()) == []
+    with open_parts(record, Team()) as opened:
+        opened.get({"a": 1}, lambda: 1)
+        opened.remove()
+    assert list(tmp_path.iterdir()) == []
+    assert keep(None, [{"a": 1}]) == [0.1]
+
+
+def test_one_evaluation_for_a_record_at_a_time(tmp_path):
+    record = tmp_path / "record.json"
+    with open_parts(record, Team()), pytest.raises(SelattnError, match="another process is measuring for"):
+        keep(record, [])
+    assert keep(record, [{"a": 1}]) == [0.1]
+
+
+def test_who_has_ended_does_not_touch_the_file_of_the_next(tmp_path):
+    """One has written its record, a second measures, a third comes: the first, on its way out, must not let it in."""
+    record = tmp_path / "record.json"
+    with ExitStack() as second:
+        with open_parts(record, Team()) as first:
+            first.get({"a": 1}, lambda: 1)
+            first.remove()
+            opened = second.enter_context(open_parts(record, Team()))
+        assert file_of(record).exists()
+        with pytest.raises(SelattnError, match="another process is measuring for"):
+            keep(record, [])
+        assert opened.get({"a": 2}, lambda: 2) == 2
+    assert keep(record, [{"a": 2}]) == [2]
+
+
+def test_a_file_that_goes_while_it_is_claimed_is_made_anew(tmp_path, monkeypatch):
+    """Another process ends between our opening of its file and our lock on it."""
+    record, real = tmp_path / "record.json", folders.fcntl.flock
+    file_of(record).touch()
+    gone = []
+
+    def flock(*args):
+        if not gone:
+            gone.append(file_of(record).unlink())
+        real(*args)
+
+    monkeypatch.setattr(folders.fcntl, "flock", flock)
+    assert keep(record, [{"a": 1}]) == [0.1]
+    assert file_of(record).exists()

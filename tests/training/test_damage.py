@@ -1,0 +1,220 @@
+"""Resuming where files are damaged: what can be gone on from is, and is named; the rest is one line."""
+
+import io
+import json
+import re
+import shutil
+import zipfile
+
+import pytest
+from rich.console import Console
+
+from selattn.errors import SelattnError
+from selattn.training import checkpoints, folder, train
+from selattn.training.display import Display, Lines
+from tests.training.test_resume import Interrupt
+from tests.training.tiny import log, same_run, tiny
+
+
+class Said(Display):
+    """What is said of resuming."""
+
+    def __init__(self):
+        self.calls = []
+
+    def goes_on(self, step, steps, left_out):
+        self.calls.append((step, steps, list(left_out)))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run"
+    train(tiny(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """With checkpoints at steps 8 and 10 of 12."""
+    path = tmp_path_factory.mktemp("stopped") / "run"
+    assert train(tiny(), path, display=Interrupt(11)).interrupted
+    return path
+
+
+@pytest.fixture
+def run(stopped, tmp_path):
+    shutil.copytree(stopped, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def flip(file, at=0.5):
+    """One bit of it."""
+    raw = bytearray(file.read_bytes())
+    raw[int(at * (len(raw) - 1))] ^= 1
+    file.write_bytes(raw)
+
+
+def without_checksums(run):
+    """As checkpoints were sealed before there were any."""
+    for path in checkpoints.checkpoints(run).values():
+        sealed = json.loads((path / checkpoints.WHOLE).read_text())
+        (path / checkpoints.WHOLE).write_text(json.dumps({"files": sealed["files"]}))
+
+
+def contents(path):
+    return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_it_says_once_where_it_goes_on(run, whole):
+    said = Said()
+    train(tiny(), run, resume=True, display=said)
+    assert said.calls == [(10, 12, [])]
+    same_run(whole, run)
+    train(tiny(), run, resume=True, display=said)  # which has ended: nothing goes on
+    assert len(said.calls) == 1
+
+
+def test_a_run_that_begins_says_nothing_of_resuming(tmp_path):
+    said = Said()
+    train(tiny(), tmp_path / "run", resume=True, display=said)
+    assert said.calls == []
+
+
+def test_how_it_is_said():
+    out = Console(file=io.StringIO(), width=100)
+    lines = Lines(out)
+    lines.goes_on(8, 1200, ["checkpoint-10: optimizer.pt has changed since it was written"])
+    lines.goes_on(0, 1200, [])
+    assert out.file.getvalue().splitlines() == [
+        "checkpoint-10: optimizer.pt has changed since it was written; it is left out",
+        "going on from step 8 of 1,200",
+        "no whole checkpoint yet: beginning at step 0",
+    ]
+
+
+FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "progress.json"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "config.json"])
+def test_a_bit_that_flipped_is_noticed(run, name):
+    """Anywhere in a file; the checkpoint before it is whole."""
+    for at in (0.0, 0.3, 0.9, 1.0):
+        file = run / "checkpoint-10" / name
+        before = file.read_bytes()
+        flip(file, at)
+        assert checkpoints.choose(run).step == 8
+        assert checkpoints.choose(run).left_out[0][1] == f"{name} has changed since it was written"
+        file.write_bytes(before)
+    assert checkpoints.choose(run) == checkpoints.Choice(10)
+
+
+def test_a_damaged_checkpoint_is_left_out_and_named(run, whole):
+    flip(run / "checkpoint-10" / "optimizer.pt")
+    said = Said()
+    train(tiny(), run, resume=True, display=said)
+    assert said.calls == [(8, 12, ["checkpoint-10: optimizer.pt has changed since it was written"])]
+    same_run(whole, run)
+
+
+def test_where_all_are_damaged_nothing_is_begun_anew(run):
+    flip(run / "checkpoint-10" / "model.safetensors")
+    (run / "checkpoint-8" / "optimizer.pt").unlink()
+    before = contents(run)
+    with pytest.raises(SelattnError, match="there is no whole checkpoint in") as error:
+        train(tiny(), run, resume=True)
+    for part in (
+        "checkpoint-10 (model.safetensors has changed",
+        "checkpoint-8 (optimizer.pt is missing)",
+        "--overwrite",
+    ):
+        assert part in str(error.value)
+    assert "\n" not in str(error.value)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"files": 3}', '{"files": {"a": 1}, "checksums": 3}', ""])
+def test_a_damaged_seal_is_no_seal(run, damage):
+    (run / "checkpoint-10" / checkpoints.WHOLE).write_text(damage)
+    assert not checkpoints.is_whole(run / "checkpoint-10")
+    choice = checkpoints.choose(run)
+    assert (choice.step, choice.left_out[0][1]) == (8, "whole.json is damaged")
+
+
+def test_checkpoints_from_before_there_were_checksums_are_read(run, whole):
+    without_checksums(run)
+    said = Said()
+    train(tiny(), run, resume=True, display=said)
+    assert said.calls == [(10, 12, [])]
+    same_run(whole, run)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_of_those_the_formats_tell_what_they_can(run, name):
+    """Garbage of the right size in each of the files, and a bit in what torch has written."""
+    without_checksums(run)
+    file = run / "checkpoint-10" / name
+    size = file.stat().st_size
+    if file.suffix in (".pt", ".pth"):
+        with zipfile.ZipFile(file) as parts:
+            largest = max((parts.read(name) for name in parts.namelist()), key=len)
+        flip(file, (file.read_bytes().index(largest) + len(largest) // 2) / (size - 1))
+        assert checkpoints.choose(run).step == 8
+    file.write_bytes(b"\xa5" * size)
+    choice = checkpoints.choose(run)
+    assert (choice.step, choice.left_out[0][1]) == (8, f"{name} is damaged")
+
+
+@pytest.mark.parametrize("damage", [b"{", b"", b"[1]", b"\xff\xfe", b'"text"'])
+def test_a_damaged_configuration_is_one_line(run, damage):
+    (run / folder.CONFIG).write_bytes(damage)
+    before = contents(run)
+    with pytest.raises(SelattnError, match=r"run.json is damaged: put it back from a copy, or .*--overwrite") as error:
+        train(tiny(), run, resume=True)
+    assert "\n" not in str(error.value)
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff\xfe\0", b"[1]", b'{"loss": 1}', b'{"step": "3"}', b""])
+def test_a_damaged_log_is_one_line(run, damage):
+    """In front of the checkpoint; all that was logged after it would have been dropped."""
+    lines = (run / folder.LOG).read_bytes().splitlines()
+    (run / folder.LOG).write_bytes(b"\n".join([lines[0], damage, *lines[2:], b""]))
+    before = contents(run)
+    with pytest.raises(SelattnError, match=r"log.jsonl, line 2, is damaged: .* or delete it") as error:
+        train(tiny(), run, resume=True)
+    assert "\n" not in str(error.value)
+    assert contents(run) == before
+
+
+def test_what_is_damaged_behind_the_checkpoint_is_logged_again(run, whole):
+    flip(run / "checkpoint-10" / "optimizer.pt")
+    with (run / folder.LOG).open("ab") as file:
+        file.write(b'\xff\xff\n{"step": 11}\nand more')
+    assert max(record["step"] for record in log(run)) > 8
+    train(tiny(), run, resume=True)
+    same_run(whole, run)
+
+
+def test_without_a_log_a_run_goes_on(run, whole):
+    (run / folder.LOG).unlink()
+    train(tiny(), run, resume=True)
+    assert log(run) == [record for record in log(whole) if record["step"] > 10]
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"steps": "12"}', ""])
+def test_a_damaged_record_of_a_run_that_has_ended(whole, tmp_path, damage):
+    path = tmp_path / "run"
+    shutil.copytree(whole, path)
+    (path / folder.MODEL / folder.RECORD).write_text(damage)
+    with pytest.raises(SelattnError, match=r"training_record.json is damaged: delete .*model and go on with --resume"):
+        train(tiny(), path, resume=True)
+    shutil.rmtree(path / folder.MODEL)
+    train(tiny(), path, resume=True)
+    same_run(whole, path)
+
+
+def test_a_seal_names_every_file_with_its_size_and_checksum(stopped):
+    sealed = json.loads((stopped / "checkpoint-10" / checkpoints.WHOLE).read_text())
+    files = {path.name for path in (stopped / "checkpoint-10").iterdir()} - {checkpoints.WHOLE}
+    assert sealed["files"].keys() == sealed["checksums"].keys() == files
+    assert all(re.fullmatch("[0-9a-f]{32}", checksum) for checksum in sealed["checksums"].values())

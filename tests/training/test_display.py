@@ -1,0 +1,70 @@
+"""The bar shows loss, kept fractions and speed; without a terminal there are lines."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from selattn.training.display import Bar, Display, Lines, evaluation, make_display, shares
+
+TRAINING = {"step": 20, "loss": 3.21, "kept": [0.125, 0.5], "wall": {"tokens_per_second": 12345.6}}
+EVALUATION = {
+    "step": 20,
+    "evaluation": {"validation": {"loss": 2.5, "accuracy": 0.995}, "out_of_distribution": {"loss": 1.0, "accuracy": 1}},
+}
+
+
+def console(terminal, width=100):
+    return Console(file=io.StringIO(), force_terminal=terminal, width=width, color_system=None, legacy_windows=False)
+
+
+def test_lines():
+    out = console(False)
+    lines = make_display("run", out)
+    assert type(lines) is Lines
+    lines.begin(0, 100)
+    lines.step(1)
+    lines.record(TRAINING)
+    lines.record(EVALUATION)
+    lines.end()
+    assert out.file.getvalue().splitlines() == [
+        "step 20  loss 3.210  kept 0.12 0.50  12,346 tokens/s",
+        "step 20  validation: loss 2.5000, 99.5% right  out of distribution: loss 1.0000, 100.0% right",
+    ]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_bar_has_loss_kept_fractions_and_speed(width):
+    out = console(True, width)
+    bar = make_display("variable-assignment-small-selective", out)
+    assert isinstance(bar, Bar)
+    bar.begin(10, 100)
+    bar.record(TRAINING)
+    bar.step(20)
+    bar.record(EVALUATION)
+    bar.end()
+    bar.end()
+    shown = out.file.getvalue()
+    assert shown.startswith("variable-assignment-small-selective\n")
+    assert "validation: loss 2.5000, 99.5% right" in shown
+    last = shown.rpartition("20/100")[1] + shown.rpartition("20/100")[2]
+    assert "…" not in last  # there is room for all of it
+    for part in ("20/100", "loss 3.210", "kept 0.12 0.50", "12,346 tokens/s"):
+        assert part in last
+    assert max(map(len, shown.splitlines())) < 20 * width
+
+
+def test_nothing():
+    display = Display()
+    display.begin(0, 1)
+    display.record(TRAINING)
+    display.end()
+
+
+def test_many_layers_are_columns():
+    assert shares([0.0, 0.5, None, 0.99, 1.0]) == "▁▅ ██ 0.62"
+    assert shares([None, 0.25]) == "- 0.25"
+
+
+def test_text_has_no_accuracy():
+    assert evaluation({"evaluation": {"validation": {"loss": 3.0}}}) == "validation: loss 3.0000"

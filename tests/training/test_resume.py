@@ -1,0 +1,253 @@
+"""A run that is interrupted and resumed, in whatever way, is the run that was not."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from selattn.errors import SelattnError
+from selattn.training import checkpoints, folder, train
+from selattn.training.display import Display
+from selattn.training.trainer import SelectiveTrainer
+from tests.training.killed import FORK, go
+from tests.training.tiny import log, same_run, tiny
+
+
+class Interrupt(Display):
+    """Presses Ctrl-C in the middle of a step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def step(self, step):
+        if step == self.at - 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+def begun(path):
+    """A folder in which the tiny run has begun, and the claim on it."""
+    claim = folder.Claim(path)
+    folder.begin(path, tiny().to_dict(), folder.Plan(), claim)
+    return claim
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    path = tmp_path_factory.mktemp("run") / "whole"
+    finished = train(tiny(), path)
+    assert finished.step == 12
+    assert not finished.interrupted
+    return path
+
+
+def test_the_log_has_every_record(uninterrupted):
+    steps = [(record["step"], "evaluation" in record) for record in log(uninterrupted)]
+    training = [(step, False) for step in (3, 6, 9, 12)]
+    assert steps == sorted([*training, (5, True), (10, True), (12, True)])
+
+
+def test_the_same_run_twice_is_the_same(uninterrupted, tmp_path):
+    train(tiny(), tmp_path / "again")
+    same_run(uninterrupted, tmp_path / "again")
+
+
+@pytest.mark.parametrize("at", [1, 5, 8, 11])
+def test_ctrl_c_leaves_a_checkpoint_and_resuming_ends_in_the_same_place(uninterrupted, tmp_path, at):
+    """Also between two records of the log, whose sums the checkpoint then has to hold."""
+    path = tmp_path / "run"
+    finished = train(tiny(), path, display=Interrupt(at + 1))
+    assert finished.interrupted
+    assert finished.step == checkpoints.newest(path) == at
+    assert not folder.finished(path)
+    assert not train(tiny(), path, resume=True).interrupted
+    same_run(uninterrupted, path)
+
+
+def test_ctrl_c_is_whose_it_was_afterwards(tmp_path):
+    def ours(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, ours)
+    try:
+        train(tiny(), tmp_path / "run", display=Interrupt(3))
+        assert signal.getsignal(signal.SIGINT) is ours
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_what_was_logged_after_the_checkpoint_is_cut_off(uninterrupted, tmp_path):
+    """A kill between a record and the next checkpoint, and in the middle of writing a record."""
+    path = tmp_path / "run"
+    train(tiny(), path, display=Interrupt(9))
+    with (path / folder.LOG).open("a") as file:
+        file.write('{"step": 9, "loss": 1.0}\n{"step": 10, "lo')
+    train(tiny(), path, resume=True)
+    same_run(uninterrupted, path)
+
+
+@pytest.mark.parametrize("damage", ["no seal", "cut short", "missing"])
+def test_a_half_written_checkpoint_is_never_loaded(uninterrupted, tmp_path, damage):
+    path = tmp_path / "run"
+    train(tiny(), path, display=Interrupt(11))
+    assert checkpoints.newest(path) == 10
+    half = path / "checkpoint-10"
+    if damage == "no seal":
+        (half / checkpoints.WHOLE).unlink()
+    elif damage == "cut short":
+        os.truncate(half / "model.safetensors", 100)
+    else:
+        (half / "optimizer.pt").unlink()
+    assert checkpoints.newest(path) == 8
+    train(tiny(), path, resume=True)
+    same_run(uninterrupted, path)
+
+
+def test_the_first_thing_to_go_of_a_checkpoint_is_its_seal(tmp_path, monkeypatch):
+    checkpoint = tmp_path / "checkpoint-1"
+    checkpoint.mkdir()
+    (checkpoint / "a").write_text("a")
+    checkpoints.seal(checkpoint)
+    assert checkpoints.is_whole(checkpoint)
+
+    def killed(path):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.delete(checkpoint)
+    assert not checkpoints.is_whole(checkpoint)
+
+
+def test_old_checkpoints_go(uninterrupted):
+    assert list(checkpoints.checkpoints(uninterrupted)) == [8, 12]
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(uninterrupted, tmp_path):
+    path = tmp_path / "run"
+    begun(path).close()
+    (path / folder.LOG).write_text('{"step": 3, "loss": 9.0}\n')
+    train(tiny(), path, resume=True)
+    same_run(uninterrupted, path)
+
+
+def test_a_run_that_was_killed_before_its_export_only_exports(uninterrupted, tmp_path, monkeypatch):
+    path = tmp_path / "run"
+    train(tiny(), path)
+    folder.shutil.rmtree(path / folder.MODEL)
+    monkeypatch.setattr(SelectiveTrainer, "training_step", None)
+    train(tiny(), path, resume=True)
+    same_run(uninterrupted, path)
+
+
+def test_resuming_a_run_that_has_ended_changes_nothing(uninterrupted):
+    before = (uninterrupted / "model" / "training_record.json").read_bytes()
+    assert train(tiny(), uninterrupted, resume=True).step == 12
+    assert (uninterrupted / "model" / "training_record.json").read_bytes() == before
+
+
+def test_a_folder_with_a_run_is_not_overwritten_by_accident(uninterrupted):
+    with pytest.raises(SelattnError, match="go on with --resume, or begin anew with --overwrite"):
+        train(tiny(), uninterrupted)
+
+
+@pytest.mark.parametrize("how", [{}, {"resume": True}, {"overwrite": True}])
+def test_two_processes_do_not_train_in_one_folder(tmp_path, how):
+    """And the second one is told so, whatever it was asked to do; not to resume, which it could not."""
+    path = tmp_path / "run"
+    claim = begun(path)
+    with pytest.raises(SelattnError, match="another process is training in"):
+        train(tiny(), path, **how)
+    assert [file.name for file in path.iterdir()] == [folder.CONFIG]
+    claim.close()
+    if how:
+        assert train(tiny(), path, **how).step == 12
+
+
+def test_two_processes_that_begin_at_once_do_not_overwrite_each_other(tmp_path):
+    """The second one looked when there was no folder yet, and comes when the first has ended."""
+    path = tmp_path / "run"
+    plan, claim = folder.check(path, {}, {}, resume=True, overwrite=False), folder.Claim(path)
+    train(tiny(), path)
+    with pytest.raises(SelattnError, match="another process has begun a run in"):
+        folder.begin(path, {}, plan, claim)
+    claim.close()
+    assert folder.finished(path)
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(SelattnError, match="is not empty and has no run in it"):
+            train(tiny(), tmp_path, overwrite=overwrite)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_resumed_run_has_to_be_the_same_run(uninterrupted):
+    with pytest.raises(SelattnError, match=r"seed is 0 there and 1 here"):
+        train(tiny(seed=1), uninterrupted, resume=True)
+
+
+def test_a_run_that_an_earlier_version_began_is_resumed(uninterrupted, tmp_path):
+    """Which spelled `optimizer` with an s."""
+    path = tmp_path / "run"
+    train(tiny(), path, display=Interrupt(5))
+    settings = json.loads((path / folder.CONFIG).read_text())
+    settings["optimiser"] = settings.pop("optimizer")
+    (path / folder.CONFIG).write_text(json.dumps(settings))
+    train(tiny(), path, resume=True)
+    same_run(uninterrupted, path)
+
+
+def test_overwrite_begins_anew(uninterrupted, tmp_path):
+    path = tmp_path / "run"
+    train(tiny(seed=1), path)
+    train(tiny(), path, overwrite=True)
+    same_run(uninterrupted, path)
+
+
+def test_what_a_checkpoint_loads_needs_no_code(uninterrupted):
+    """Everything but the Trainer's own note of its arguments, which nothing reads, loads with weights_only=True."""
+    import numpy as np
+    import torch
+
+    safe = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]
+    with torch.serialization.safe_globals(safe):
+        for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+            torch.load(uninterrupted / "checkpoint-12" / name, weights_only=True)
+
+
+def killed_again_and_again(path, kills, steps, draw):
+    """Start the run until it ends by itself, and kill it at random moments before that; how often that was."""
+    done = 0
+    while True:
+        before = len(folder.read_log(path / folder.LOG))
+        process = FORK.Process(target=go, args=(path, steps))
+        process.start()
+        if done < kills:
+            # By what the run has done, not by the clock: on a fast machine it would have ended by then.
+            more = draw.randint(1, 12)
+            while process.is_alive() and len(folder.read_log(path / folder.LOG)) < before + more:
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 0.03))
+            process.kill()
+        process.join()
+        if process.exitcode == 0:
+            return done
+        assert process.exitcode == -signal.SIGKILL
+        done += 1
+
+
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_killed_and_resumed_is_uninterrupted(tmp_path, kills):
+    steps = 25 * kills
+    process = FORK.Process(target=go, args=(tmp_path / "whole", steps))
+    process.start()
+    process.join()
+    assert killed_again_and_again(tmp_path / "killed", kills, steps, random.Random(0)) == kills
+    same_run(tmp_path / "whole", tmp_path / "killed")
+    record = json.loads((tmp_path / "killed" / "model" / "training_record.json").read_text())
+    assert record["steps"] == steps
+    assert record["tokens"] == steps * 8 * 9

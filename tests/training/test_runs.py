@@ -1,0 +1,132 @@
+"""Every shipped run builds, is what the paper says, and takes a step when it is shrunk."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from selattn.data import Copy, Parity, VariableAssignment
+from selattn.errors import SelattnError
+from selattn.models import SelectiveForCausalLM
+from selattn.training import train
+from selattn.training.config import Machine, Text
+from selattn.training.datasets import Data
+from selattn.training.model import model_config
+from selattn.training.runs import GROUPS, RUNS, find_run, paper
+
+# The paper's table of parameter counts, by d.
+PARAMETERS = {
+    8: 33_603_584, 10: 59_699_200, 12: 97_615_872, 14: 149_666_048, 16: 218_226_688, 18: 305_717_760,
+    20: 414_387_200, 22: 546_641_920, 24: 704_950_272, 26: 891_468_032, 28: 1_108_645_888,
+}  # fmt: skip
+
+
+class Noise(torch.utils.data.Dataset):
+    """Rows as a text has them, without a text."""
+
+    def __init__(self, size, context, vocabulary):
+        self.size, self.context, self.vocabulary = size, context, vocabulary
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, index):
+        ids = torch.randint(4, self.vocabulary, (self.context,), generator=torch.Generator().manual_seed(index))
+        mask = torch.ones(self.context, dtype=torch.int64)
+        mask[self.context - index % 3 :] = 0
+        return {"input_ids": ids, "labels": ids.where(mask.bool(), -100), "attention_mask": mask}
+
+
+def shrunk(run):
+    """The same run with everything made small; what the run is about stays."""
+    model = dict(run.model)
+    heads = 4 if model["num_attention_heads"] > model["num_hidden_layers"] else 2
+    model |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": heads, "head_dim": 4}
+    small = {"variable-assignment": VariableAssignment(2, 3, 2), "copy": Copy(2), "parity": Parity(4)}
+    data = (
+        dataclasses.replace(run.data, vocabulary=32, context=8) if isinstance(run.data, Text) else small[run.data.name]
+    )
+    return dataclasses.replace(
+        run,
+        name="shrunk",
+        model=model,
+        data=data,
+        batch=dataclasses.replace(run.batch, size=2),
+        schedule=dataclasses.replace(run.schedule, steps=1, warmup=0),
+        evaluation=dataclasses.replace(run.evaluation, every=1, rows=2, batch=2, target=None),
+        machine=Machine(precision=run.machine.precision),
+        log_every=1,
+    )
+
+
+SHRUNK = {json.dumps(shrunk(find_run(name)).to_dict()): name for name in reversed(RUNS)}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_builds(name):
+    run = find_run(name)
+    assert run.name == name
+    with torch.device("meta"):
+        model = SelectiveForCausalLM(model_config(run))
+    assert model.config.max_position_embeddings == run.data.context
+    json.dumps(run.to_dict())
+
+
+@pytest.mark.parametrize("name", sorted(SHRUNK.values()))
+def test_a_shrunk_run_takes_a_step(name, tmp_path):
+    """Runs that are the same when they are shrunk are tried once."""
+    run = shrunk(find_run(name))
+    data = None
+    if isinstance(run.data, Text):
+        noise = Noise(2, run.data.context, run.data.vocabulary)
+        data = Data(noise, {"validation": noise})
+    finished = train(run, tmp_path / "run", data=data)
+    assert finished.step == 1
+    assert finished.record["evaluation"]["validation"]["loss"] > 0
+
+
+@pytest.mark.parametrize("d", PARAMETERS)
+def test_the_paper_s_models_have_the_paper_s_sizes(d):
+    for kind in ("standard", "selective", "memory"):
+        run = find_run(f"c4-d{d}-{kind}")
+        with torch.device("meta"):
+            model = SelectiveForCausalLM(model_config(run))
+        assert sum(p.numel() for p in model.parameters()) == pytest.approx(PARAMETERS[d], rel=1e-3)
+
+
+def test_the_paper_s_settings():
+    run = find_run("c4-d12-selective")
+    assert (run.optimizer.lr, run.optimizer.beta1, run.optimizer.beta2) == (0.005, 0.9, 0.999)
+    assert (run.schedule.steps, run.schedule.warmup, run.schedule.decay) == (524_288, 1_000, "cosine")
+    assert (run.batch.size, run.data.context, run.data.vocabulary) == (256, 512, 8000)
+    assert run.data.layout == "documents"
+    assert find_run("c4-d12-context2048-memory").batch.size == 128
+    assert find_run("c4-d12-memory").model["memory_epsilon"] == 0.1
+    assert find_run("c4-d10-without-shift").schedule.steps == 65_536
+    task = find_run("variable-assignment-selective")
+    assert (task.data.variables, task.data.values, task.data.assignments) == (3, 1000, 128)
+    assert (task.batch.size, task.schedule.steps, task.model["num_hidden_layers"]) == (2048, 65_536, 3)
+    assert find_run("copy-standard").data.context == 3 + 2 * 24
+    assert list(paper.SIZES) == [8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
+
+
+def test_no_two_groups_have_a_run_of_the_same_name():
+    assert sum(len(group.runs) for group in GROUPS) == len(RUNS)
+
+
+def test_the_zoo_fits_into_its_forty_megabytes():
+    total = 0
+    for name in RUNS:
+        if name.startswith("zoo-"):
+            with torch.device("meta"):
+                model = SelectiveForCausalLM(model_config(find_run(name)))
+            total += 2 * sum(p.numel() for p in model.parameters())
+    assert total < 39_000_000  # bytes in bf16; tokenizers and records take some more
+
+
+def test_an_unknown_run_gets_the_nearest():
+    with pytest.raises(SelattnError, match="unknown run 'c4-d12-selectiv'; did you mean 'c4-d12-selective'"):
+        find_run("c4-d12-selectiv")
+    with pytest.raises(SelattnError, match="see 'selattn train --list'"):
+        find_run("qqqqq")
