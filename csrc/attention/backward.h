@@ -56,7 +56,7 @@ template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b,
         if (i >= a.lanes.count) continue;
         const int64_t row = a.lanes.first_row + i, at = (b * p.H + h) * p.N + row;
         lse = ((const T *)p.lse)[at];
-        read_row(p.out, at * p.Dv, p.Dv, p.dtype, line[0]);
+        read_row(p.output, at * p.Dv, p.Dv, p.dtype, line[0]);
         read_row(d_out.data, d_out.at(b, h, row), p.Dv, p.dtype, line[1]);
         delta = (T)p.scale * dot(line[0], line[1], p.Dv);
     }
@@ -232,7 +232,7 @@ Gathered<T> rows_of(const Rows &x, int64_t b, int64_t h, const Lanes<T> &lanes, 
 }
 
 template <class T> void begin_block(const Problem &p, Back<T> &a, int64_t b, int64_t block, int64_t d, int64_t dv_size) {
-    const Rows q{p.q, p.q_stride, p.D, p.dtype}, d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
+    const Rows q{p.query, p.query_stride, p.D, p.dtype}, d_out{p.d_output, p.d_output_stride, p.Dv, p.dtype};
     look(p, b, block, a.lanes);
     for (int64_t h = 0; h < p.H; h++) {
         pack_panels(q, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale * LOG2E<T>, d, a.queries + h * BLOCK * d);
@@ -259,7 +259,7 @@ template <class T> void end_block(const Problem &p, Back<T> &a, int64_t b, int64
 
 /* F of a chunk for one block, from what the forward pass left. */
 template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int64_t b, int64_t block, int64_t d) {
-    const Rows k{p.k, p.k_stride, p.D, p.dtype};
+    const Rows k{p.key, p.key_stride, p.D, p.dtype};
     const Chunk<T> &c = a.chunk;
     const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
     const T *begin = (const T *)p.block_f + (b * block_count(p) + block) * p.M;
@@ -273,8 +273,8 @@ template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int6
 template <class T>
 Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h,
                    int64_t d, int64_t dv_size) {
-    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
-    const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
+    const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
+    const Rows d_out{p.d_output, p.d_output_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
     const Chunk<T> &c = own.blocks[s].chunk;
     Coming next((blocks - 1 - s) * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
@@ -299,8 +299,8 @@ Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t
 /* All heads of key-value head g over a chunk, for block s. */
 template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks,
                                       int64_t d, int64_t dv_size) {
-    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
-    const Rows d_out{p.d_out, p.d_out_stride, p.Dv, p.dtype};
+    const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
+    const Rows d_out{p.d_output, p.d_output_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
     Back<T> &a = own.blocks[s];
     const Chunk<T> &c = a.chunk;
@@ -319,7 +319,7 @@ template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64
 
 /* The selecting head's dA, complete at last: its dQ and dK. */
 template <class T> void finish_selecting(const Problem &p, BackStrip<T> &own, Back<T> &a, int64_t b, int64_t d) {
-    const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype};
+    const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype};
     const int64_t h = p.selecting, g = h / (p.H / p.G);
     const Chunk<T> &c = a.chunk;
     const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, own.keys);

@@ -163,7 +163,8 @@ template <class T> INLINE bool any_selects(const Vector<T> (&logit)[ROWS][3]) {
     return any<T>(is);
 }
 
-/* F of the block's rows for the keys of a chunk: f[i] = state + sum over earlier rows of S, S = strength * relu(logit).
+/* F of the block's rows for the keys of a chunk: f[i] = F before the block + sum over earlier
+ * rows of S, S = strength * relu(logit).
  * `begin` [M] is F at the first row of the block, `end` [M] becomes that of the next block, unless it is null. */
 template <class T>
 void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Gathered<T> &k, const T *queries, int64_t padded,

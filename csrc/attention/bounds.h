@@ -24,7 +24,7 @@ template <class T> struct Bounds {
 };
 
 INLINE bool may_leave_out(const Problem &p) {
-    return p.selecting >= 0 && p.tolerance > 0 && p.relu && (p.shift || p.protect_self) && !p.state_out;
+    return p.selecting >= 0 && p.tolerance > 0 && p.relu && (p.shift || p.protect_self) && !p.final_f;
 }
 
 template <class T> T dot(const T *a, const T *b, int64_t n) {
@@ -76,9 +76,9 @@ template <class T> void bound(const Problem &p, const Rows &q, const Rows &k, in
         for (int64_t i = block * BLOCK; i < std::min(p.N, (block + 1) * BLOCK); i++) {
             const int64_t row = offset + i, first = p.start ? p.start[b * p.M + row] : 0;
             if (first > row) continue; /* padding */
-            /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no state says else. */
+            /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no initial F says else. */
             const bool leans = p.protect_first && first >= 0 && !p.window && !p.until &&
-                               !(p.state && ((const T *)p.state)[b * p.M + first] > 0);
+                               !(p.initial_f && ((const T *)p.initial_f)[b * p.M + first] > 0);
             const T *own_key = row_of(k, b, g, row, line[1]);
             const auto found =
                 dots(row_of(q, b, h, i, line[0]), own_key, leans ? row_of(k, b, g, first, line[2]) : own_key, p.D);

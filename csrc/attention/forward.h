@@ -17,7 +17,7 @@ template <class T> struct Ahead { /* what a thread keeps of a block of queries *
         selected.take(m);
     }
     void begin(const Problem &p, int64_t b, int64_t block, int64_t d, int64_t dv) {
-        const Rows q{p.q, p.q_stride, p.D, p.dtype};
+        const Rows q{p.query, p.query_stride, p.D, p.dtype};
         look(p, b, block, lanes);
         for (int64_t h = 0; h < p.H; h++)
             pack_panels(q, b, h, lanes.first_row, lanes.count, (T)p.scale * LOG2E<T>, d, queries + h * BLOCK * d);
@@ -137,7 +137,7 @@ template <class T> bool lives(const Problem &p, const Bounds<T> *bounds, int64_t
 /* The keys of a strip's next chunk, from column `from` on; returns the column after the last one that was looked at. */
 template <class T>
 int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t end_key, int64_t unit_before,
-                   const Progress &progress, int64_t from, const T *state, std::vector<int32_t> &living) {
+                   const Progress &progress, int64_t from, const T *f_now, std::vector<int32_t> &living) {
     const int64_t first_row = p.M - p.N + block * BLOCK;
     int64_t j = from;
     living.clear();
@@ -145,7 +145,7 @@ int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t
         const int64_t stop = std::min({j + 64, end_key, j + CHUNK - (int64_t)living.size()});
         if (unit_before >= 0) progress.wait(unit_before, std::min(stop, first_row));
         for (; j < stop; j++)
-            if (lives(p, bounds, b, block, first_row, j, state[j])) living.push_back((int32_t)j);
+            if (lives(p, bounds, b, block, first_row, j, f_now[j])) living.push_back((int32_t)j);
     }
     return j;
 }
@@ -153,10 +153,10 @@ int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t
 /* Those of a strip's chunk that live for one of its blocks, and that it sees. */
 template <class T>
 void share_of_block(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, const std::vector<int32_t> &living,
-                    const T *state, const Lanes<T> &lanes, Chunk<T> &c) {
+                    const T *f_now, const Lanes<T> &lanes, Chunk<T> &c) {
     c.count = 0;
     for (const int32_t j : living)
-        if (j >= lanes.first_key && j < lanes.end_key && lives(p, bounds, b, block, p.M - p.N + lanes.first_row, j, state[j]))
+        if (j >= lanes.first_key && j < lanes.end_key && lives(p, bounds, b, block, p.M - p.N + lanes.first_row, j, f_now[j]))
             c.key[c.count++] = j;
     finish_chunk(p, b, lanes, c);
 }
@@ -183,7 +183,7 @@ template <class T> void write_block(const Problem &p, Ahead<T> &a, int64_t b, in
             /* It sees nothing, and is 0; or all of its logits are -infinity, and 0 / 0 is NaN. */
             if (total == 0) share = 0, total = infinity;
             if (!share && sees_something(p, b, a.lanes, i)) share = total = std::numeric_limits<T>::quiet_NaN();
-            for (int64_t d = 0; d < p.Dv; d++) write_number(p.out, row * p.Dv + d, output[d * W] * share, p.dtype);
+            for (int64_t d = 0; d < p.Dv; d++) write_number(p.output, row * p.Dv + d, output[d * W] * share, p.dtype);
             ((T *)p.lse)[row] = total == infinity ? infinity : a.top[h * BLOCK + i] + std::log2(total);
         }
     }
@@ -191,17 +191,17 @@ template <class T> void write_block(const Problem &p, Ahead<T> &a, int64_t b, in
         for (int64_t i = 0; i < a.lanes.count; i++) ((T *)p.memory)[b * p.N + a.lanes.first_row + i] = a.memory[i];
 }
 
-/* F of a chunk for one block, which moves the state on to the next. */
+/* F of a chunk for one block, which moves on to the next. */
 template <class T>
-void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t block, T *state, int64_t d) {
-    const Rows k{p.k, p.k_stride, p.D, p.dtype};
+void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t block, T *f_now, int64_t d) {
+    const Rows k{p.key, p.key_stride, p.D, p.dtype};
     const Chunk<T> &c = a.chunk;
     if (p.block_f) {
         T *begin = (T *)p.block_f + (b * block_count(p) + block) * p.M;
-        for (int64_t i = 0; i < c.count; i++) begin[c.key[i]] = state[c.key[i]];
+        for (int64_t i = 0; i < c.count; i++) begin[c.key[i]] = f_now[c.key[i]];
     }
     const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
-    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, state, state, p.memory ? a.memory : nullptr,
+    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, f_now, f_now, p.memory ? a.memory : nullptr,
            a.selected);
 }
 
@@ -209,7 +209,7 @@ void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t blo
 template <class T>
 Coming coming_ahead(const Problem &p, const AheadStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d,
                     int64_t dv) {
-    const Rows k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
+    const Rows k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
     const Chunk<T> &c = own.blocks[s].chunk;
     Coming next(s * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
@@ -220,13 +220,13 @@ Coming coming_ahead(const Problem &p, const AheadStrip<T> &own, int64_t b, int64
     return next;
 }
 
-template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *states,
+template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *running_f,
                                       const Strips &strips, int64_t unit, int64_t d, int64_t dv) {
     const int64_t b = unit % p.B, first = unit / p.B * strips.size, blocks = std::min(strips.size, block_count(p) - first);
     const int64_t shared = p.H / p.G, first_row = p.M - p.N + first * BLOCK;
     const int64_t unit_before = p.selecting >= 0 && first > 0 ? unit - p.B : -1;
-    const Rows k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
-    T *state = states + b * p.M;
+    const Rows k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
+    T *f_now = running_f + b * p.M;
     int64_t from = p.M, living = 0;
     for (int64_t s = 0; s < blocks; s++) {
         own.blocks[s].begin(p, b, first + s, d, dv);
@@ -234,11 +234,11 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
     }
     const int64_t end_key = own.blocks[blocks - 1].lanes.end_key;
     while (from < end_key) {
-        from = next_chunk(p, bounds, b, first, end_key, unit_before, progress, from, state, own.living);
+        from = next_chunk(p, bounds, b, first, end_key, unit_before, progress, from, f_now, own.living);
         for (int64_t s = 0; s < blocks; s++) {
             Ahead<T> &a = own.blocks[s];
-            share_of_block(p, bounds, b, first + s, own.living, state, a.lanes, a.chunk);
-            if (a.chunk.count && p.selecting >= 0) select_ahead(p, a, own.keys, b, first + s, state, d);
+            share_of_block(p, bounds, b, first + s, own.living, f_now, a.lanes, a.chunk);
+            if (a.chunk.count && p.selecting >= 0) select_ahead(p, a, own.keys, b, first + s, f_now, d);
             if (p.living) living += count_pairs(a.lanes, a.chunk);
         }
         progress.finish(unit, from); /* the next strip may go on */
@@ -270,7 +270,7 @@ template <class T> int forward_pass(const Problem &p, bool careful, bool &finite
     Memory memory;
     std::vector<AheadStrip<T>> ahead(threads);
     for (auto &each : ahead) each.take(memory, p, strips.size, d, dv, careful);
-    T *states = memory.take<T>(p.B * p.M);
+    T *running_f = memory.take<T>(p.B * p.M);
     Bounds<T> bounds;
     const bool leaves_out = may_leave_out(p);
     if (leaves_out) {
@@ -282,13 +282,13 @@ template <class T> int forward_pass(const Problem &p, bool careful, bool &finite
     Progress progress{memory.take<std::atomic<int64_t>>(units)};
     if (memory.failed) return 1;
     for (int64_t unit = 0; unit < units; unit++) progress.done[unit] = 0;
-    for (int64_t i = 0; i < p.B * p.M; i++) states[i] = p.state ? ((const T *)p.state)[i] * LOG2E<T> : 0;
+    for (int64_t i = 0; i < p.B * p.M; i++) running_f[i] = p.initial_f ? ((const T *)p.initial_f)[i] * LOG2E<T> : 0;
     std::fill_n(p.dead, p.B * p.M, std::numeric_limits<int32_t>::max());
     if (p.living) std::fill_n(p.living, p.B, (int64_t)0);
 #pragma omp parallel num_threads(threads)
     {
         if (leaves_out) {
-            const Rows q{p.q, p.q_stride, p.D, p.dtype}, k{p.k, p.k_stride, p.D, p.dtype}, v{p.v, p.v_stride, p.Dv, p.dtype};
+            const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < p.B * p.H; i++) {
                 const int64_t b = i / p.H, h = i % p.H, shared = p.H / p.G;
@@ -298,10 +298,10 @@ template <class T> int forward_pass(const Problem &p, bool careful, bool &finite
         }
         AheadStrip<T> &own = ahead[omp_get_thread_num()];
         for (int64_t unit; (unit = progress.next++) < units;)
-            forward_strip(p, own, leaves_out ? &bounds : nullptr, progress, states, strips, unit, d, dv);
+            forward_strip(p, own, leaves_out ? &bounds : nullptr, progress, running_f, strips, unit, d, dv);
     }
-    if (p.state_out)
-        for (int64_t i = 0; i < p.B * p.M; i++) ((T *)p.state_out)[i] = states[i] / LOG2E<T>;
+    if (p.final_f)
+        for (int64_t i = 0; i < p.B * p.M; i++) ((T *)p.final_f)[i] = running_f[i] / LOG2E<T>;
     for (const auto &each : ahead)
         for (const Ahead<T> &block : each.blocks) finite = finite && block.finite;
     return 0;

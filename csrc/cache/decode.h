@@ -13,12 +13,12 @@ template <class T> int64_t free_slot(const Step &p, int64_t b) {
     const int64_t now = p.length[b];
     if (!p.budget || now < p.budget) return now;
     const int32_t *position = p.position + b * p.C;
-    const T *state = p.state ? (const T *)p.state + b * p.C : nullptr;
+    const T *stored = p.f ? (const T *)p.f + b * p.C : nullptr;
     int64_t worst = -1;
     T most = 0;
     for (int64_t c = 0; c < p.C; c++) {
         if (position[c] < 0) continue;
-        const T rank = rank_of<T>(p.policy, p.parameter, p.budget, position[c], 0, 0, state ? state[c] : 0);
+        const T rank = rank_of<T>(p.policy, p.parameter, p.budget, position[c], 0, 0, stored ? stored[c] : 0);
         /* Of equals not the first token, then the oldest. */
         const bool wins = worst < 0 || rank > most ||
                           (rank == most && (position[worst] == 0 || (position[c] != 0 && position[c] < position[worst])));
@@ -27,7 +27,7 @@ template <class T> int64_t free_slot(const Step &p, int64_t b) {
     return worst;
 }
 
-/* Put the new token into its slot; then S of its query, F for this row into `f`, and the state moves on. */
+/* Put the new token into its slot; then S of its query, F for this row into `f`, and the stored F moves on. */
 template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line) {
     const int64_t slot = free_slot<T>(p, b), size = p.dtype == BFLOAT16 ? 2 : sizeof(T), now = p.length[b];
     for (int64_t g = 0; g < p.G; g++) {
@@ -40,22 +40,22 @@ template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line
     }
     int32_t *position = p.position + b * p.C;
     position[slot] = (int32_t)now;
-    if (!p.state) return;
-    T *state = (T *)p.state + b * p.C;
-    state[slot] = 0;
+    if (!p.f) return;
+    T *stored = (T *)p.f + b * p.C;
+    stored[slot] = 0;
     T query[MAX_SIZE];
     read_row(p.query, b * p.query_stride[0] + p.selecting * p.query_stride[1], p.D, p.dtype, query);
     const int64_t g = p.selecting / (p.H / p.G);
     for (int64_t c = 0; c < p.used; c++) {
-        f[c] = state[c];
+        f[c] = stored[c];
         const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
         if (!sees || (p.protect_self && c == slot) || (p.protect_first && position[c] == 0)) continue;
         const T *key;
         read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
         const T logit = (T)p.scale * dot(query, key, p.D);
         if (p.relu && !(logit > 0)) continue;
-        state[c] += (T)p.strength * logit;
-        if (!p.shift) f[c] = state[c];
+        stored[c] += (T)p.strength * logit;
+        if (!p.shift) f[c] = stored[c];
     }
 }
 
@@ -102,7 +102,7 @@ template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const 
             weights[c] = MASKED<T>;
             if (!sees) continue;
             read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
-            weights[c] = ((T)p.scale * dot(query, key, p.D) - (p.state ? f[c] : 0)) * LOG2E<T>;
+            weights[c] = ((T)p.scale * dot(query, key, p.D) - (p.f ? f[c] : 0)) * LOG2E<T>;
             top = std::max(top, weights[c]);
         }
         constexpr int L = LANES<T>;
@@ -115,7 +115,7 @@ template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const 
         }
         const T total = sum_of<T>(parts);
         mix_slots(p, (b * p.G + g) * p.C, weights, line, sums);
-        for (int64_t d = 0; d < p.Dv; d++) write_number(p.out, (b * p.H + h) * p.Dv + d, sums[d] / total, p.dtype);
+        for (int64_t d = 0; d < p.Dv; d++) write_number(p.output, (b * p.H + h) * p.Dv + d, sums[d] / total, p.dtype);
     }
 }
 

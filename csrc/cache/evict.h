@@ -1,7 +1,7 @@
 /* The eviction order of a pruned cache, for many queries at once.
  *
  * For each row, in order: if `budget` earlier entries are kept, the one that ranks highest leaves; then the row attends to
- * what is kept and to itself, which moves the scores and the state of F. The same as selattn/eviction/evict.py, without its
+ * what is kept and to itself, which moves the scores and F. The same as selattn/eviction/evict.py, without its
  * Python loop.
  */
 template <class T> struct Order { /* of one row of the batch */
@@ -14,7 +14,7 @@ template <class T> struct Order { /* of one row of the batch */
     std::vector<T> keys, query, weights;    /* keys: of all entries in T, where they are not in T already */
 
     Order(const Eviction &e, int64_t b)
-        : e(e), b(b), position(e.positions + b * e.M), F((T *)e.state + b * e.S * e.M), score((T *)e.score + b * e.P * e.M),
+        : e(e), b(b), position(e.positions + b * e.M), F((T *)e.f + b * e.S * e.M), score((T *)e.score + b * e.P * e.M),
           until(e.until + b * e.P * e.M), kept(e.P), query(e.D), weights(e.M) {
         for (auto &list : kept) list.reserve(e.M);
         if (!e.query || e.dtype != BFLOAT16) return;

@@ -22,7 +22,7 @@
     POINTER(const int64_t, selecting) /* [S] the order that each of them follows */                                            \
     POINTER(const int64_t, positions) /* [B,M], -1 for none */                                                                 \
     POINTER(int64_t, until)           /* [B,P,M] */                                                                            \
-    POINTER(void, state)              /* [B,S,M] T */                                                                          \
+    POINTER(void, f)                  /* [B,S,M] T */                                                                          \
     POINTER(void, score)              /* [B,P,M] T */                                                                          \
     POINTER(void, history)            /* [n,B,P,M] T scores after each row, or null */
 
@@ -36,11 +36,11 @@ STRUCT(Eviction, EVICTION_LIST)
     STRIDES(query_stride) STRIDES(key_stride) STRIDES(value_stride)                                                            \
     POINTER(void, keys) POINTER(void, values) /* [B,G,C,D], [B,G,C,Dv] of the tokens' own type */                              \
     POINTER(int32_t, position)                /* [B,C], -1 for an empty slot */                                                \
-    POINTER(void, state)                      /* [B,C] T, or null: standard attention */                                       \
+    POINTER(void, f)                          /* [B,C] T, or null: standard attention */                                       \
     POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
     REAL(scale) REAL(strength)                                                                                                 \
     INT(selecting) INT(relu) INT(protect_first) INT(protect_self) INT(shift) INT(window)                                       \
-    POINTER(void, out) /* [B,H,1,Dv] */
+    POINTER(void, output) /* [B,H,1,Dv] */
 
 STRUCT(Step, STEP_LIST)
 #endif

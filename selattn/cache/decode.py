@@ -7,11 +7,13 @@ import torch
 from selattn.cache.slots import SlotLayer
 from selattn.ops import Attention
 from selattn.ops.backends import dispatch
+from selattn.ops.backends.base import Backend
 from selattn.ops.order import StepRequest
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 
 
-def decode(layer: SlotLayer, tokens: Tokens, rules: Rules) -> Attention:
+def decode(layer: SlotLayer, tokens: Tokens, rules: Rules, backend: str | Backend = "auto") -> Attention:
     """One query: the token that leaves is overwritten, all shapes are fixed."""
     eager = not torch.compiler.is_compiling()
     if layer.policy.leaves_early:
@@ -26,7 +28,7 @@ def decode(layer: SlotLayer, tokens: Tokens, rules: Rules) -> Attention:
     used = layer.keys.shape[-2]
     if eager:
         used = layer.filled if grows else min(used, int(layer.seen) + 1)
-    output = dispatch.step(StepRequest(tokens, rules, layer, layer.policy, layer.budget, used), rules.backend)
+    output = dispatch.step(StepRequest(tokens, rules, layer, layer.policy, layer.budget, used), backend)
     layer.length += 1
     layer.seen += 1
     return Attention(output)

@@ -27,7 +27,7 @@ class Entries:
     values: Tensor  # [B, G, E, Dv]
     positions: Tensor  # [B, E] int64 in the sequence, -1 for padding and empty places
     until: Tensor  # [B, P, E] int64, the row from which an entry is gone; 0 if this order does not hold it, else NEVER
-    state: Tensor  # [B, S, E] F
+    f: Tensor  # [B, S, E] F
     score: Tensor  # [B, P, E] the policy's
     selection_keys: Tensor | None  # [B, S, E, Ds] of a separate bilinear form
 
@@ -47,19 +47,19 @@ class Entries:
             torch.cat([self.values, values], -2),
             torch.cat([self.positions, positions], -1),
             nnf.pad(self.until, (0, more), value=NEVER),
-            nnf.pad(self.state, (0, more)),
+            nnf.pad(self.f, (0, more)),
             nnf.pad(self.score, (0, more)),
             new_selection,
         )
 
-    def first_rows(self, size: int, state: Tensor, score: Tensor) -> Entries:
+    def first_rows(self, size: int, f: Tensor, score: Tensor) -> Entries:
         """The first `size` entries, as they were when there were no others: later evictions have not happened."""
         return Entries(
             self.keys[..., :size, :],
             self.values[..., :size, :],
             self.positions[..., :size],
             self.until[..., :size].masked_fill(self.until[..., :size] >= size, NEVER),
-            state[..., :size],
+            f[..., :size],
             score[..., :size],
             None if self.selection_keys is None else self.selection_keys[..., :size, :],
         )

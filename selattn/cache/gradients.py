@@ -9,7 +9,8 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops import Attention
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 
 MESSAGE = "a cache cuts gradients off: pass the whole text in one forward, without past_key_values, to learn from it"
 

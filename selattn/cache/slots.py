@@ -41,7 +41,7 @@ class SlotLayer(CacheLayerMixin):
         self.budget = budget
         self.policy = policy
         self.entries: Entries | None = None  # while a draft may be taken back
-        self.history: list[tuple[Tensor, Tensor]] = []  # state and score before a draft and after each of its tokens
+        self.history: list[tuple[Tensor, Tensor]] = []  # F and score before a draft and after each of its tokens
         self.record_past = False
         self.deferred: Callable[[SlotLayer], Any] | None = None  # fills this layer, as soon as somebody looks into it
         self.selection_keys: Tensor | None = None
@@ -59,7 +59,7 @@ class SlotLayer(CacheLayerMixin):
         self.keys = key.new_zeros(batch, groups, slots, key.shape[-1])
         self.values = value.new_zeros(batch, groups, slots, value.shape[-1])
         self.position = torch.full((batch, orders, slots), -1, dtype=torch.int32, device=key.device)
-        self.state = torch.zeros(batch, masks, orders, slots, dtype=exact, device=key.device)
+        self.f = torch.zeros(batch, masks, orders, slots, dtype=exact, device=key.device)
         scored = slots if self.policy.needs_weights else 0
         self.score = torch.zeros(batch, orders, scored, dtype=exact, device=key.device)
         if selection_key is not None:
@@ -97,7 +97,7 @@ class SlotLayer(CacheLayerMixin):
         more = wanted - slots
         self.keys, self.values = nnf.pad(self.keys, (0, 0, 0, more)), nnf.pad(self.values, (0, 0, 0, more))
         self.position = nnf.pad(self.position, (0, more), value=-1)
-        self.state = nnf.pad(self.state, (0, more))
+        self.f = nnf.pad(self.f, (0, more))
         if self.policy.needs_weights:
             self.score = nnf.pad(self.score, (0, more))
         if self.selection_keys is not None:
@@ -107,9 +107,9 @@ class SlotLayer(CacheLayerMixin):
         """Empty the slots of the tokens that the policy lets go although there is room."""
         if not self.position.numel():
             return
-        score = self.score if self.policy.needs_weights else torch.zeros_like(self.position, dtype=self.state.dtype)
-        reads = self.policy.needs_f and self.state.shape[1]
-        f = self.state[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
+        score = self.score if self.policy.needs_weights else torch.zeros_like(self.position, dtype=self.f.dtype)
+        reads = self.policy.needs_f and self.f.shape[1]
+        f = self.f[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
         leaves = self.policy.leaves(Kept(self.position, score, f, NEVER if self.budget is None else self.budget))
         if leaves is not None:
             self.position.masked_fill_(leaves & (self.position >= 0), -1)
@@ -130,7 +130,7 @@ class SlotLayer(CacheLayerMixin):
         self.settle()
         if not self.is_initialized:
             return {}
-        names = ("keys", "values", "position", "state", "score", "selection_keys", "length", "seen")
+        names = ("keys", "values", "position", "f", "score", "selection_keys", "length", "seen")
         return {name: getattr(self, name) for name in names if getattr(self, name, None) is not None}
 
     # -- many queries at once -----------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class SlotLayer(CacheLayerMixin):
         assert self.values is not None
         used = min(self.keys.shape[-2], int(self.seen))
         position = self.position[..., :used].long()
-        score = self.score[..., :used] if self.policy.needs_weights else self.state.new_zeros(position.shape)
+        score = self.score[..., :used] if self.policy.needs_weights else self.f.new_zeros(position.shape)
         if position.shape[1] == 1:
             order = position[:, 0].argsort(-1)  # [B, C]
             return Entries(
@@ -151,7 +151,7 @@ class SlotLayer(CacheLayerMixin):
                 self.values.gather(2, _like(order, self.values)),
                 position[:, 0].gather(-1, order),
                 torch.where(position >= 0, NEVER, 0).gather(-1, order[:, None]),
-                self.state[:, :, 0].gather(-1, order[:, None].expand(-1, self.state.shape[1], -1)),
+                self.f[:, :, 0].gather(-1, order[:, None].expand(-1, self.f.shape[1], -1)),
                 score.gather(-1, order[:, None]),
                 None
                 if self.selection_keys is None
@@ -174,14 +174,14 @@ class SlotLayer(CacheLayerMixin):
         held = (ordered.gather(-1, place) == union[:, None]) & (union[:, None] >= 0)
         at = order.gather(-1, place)  # [B, P, E] the slot of each token, where it is held
         # Whoever holds a token knows its F: the selecting head's, or as it was when that head let it go.
-        state = self.state.gather(-1, at[:, None].expand(-1, self.state.shape[1], -1, -1))
-        state = state.masked_fill(~held[:, None], -torch.inf).amax(2)
+        f = self.f.gather(-1, at[:, None].expand(-1, self.f.shape[1], -1, -1))
+        f = f.masked_fill(~held[:, None], -torch.inf).amax(2)
         return Entries(
             self.keys.gather(2, at[..., None].expand(-1, -1, -1, self.keys.shape[-1])),
             self.values.gather(2, at[..., None].expand(-1, -1, -1, self.values.shape[-1])),
             union,
             torch.where(held, NEVER, 0),
-            state.masked_fill(state == -torch.inf, 0.0),
+            f.masked_fill(f == -torch.inf, 0.0),
             score.gather(-1, at).masked_fill(~held, 0.0),
             None,
         )
@@ -202,8 +202,8 @@ class SlotLayer(CacheLayerMixin):
             at = order[..., None].expand(-1, storage.shape[1], -1, storage.shape[-1])
             storage[..., :width, :] = found.gather(2, at)
         self.position[..., :width] = entries.positions[:, None].expand_as(kept).gather(-1, order).masked_fill(~held, -1)
-        each = order[:, None].expand(-1, self.state.shape[1], -1, -1)
-        self.state[..., :width] = entries.state[:, :, None].expand(-1, -1, order.shape[1], -1).gather(-1, each)
+        each = order[:, None].expand(-1, self.f.shape[1], -1, -1)
+        self.f[..., :width] = entries.f[:, :, None].expand(-1, -1, order.shape[1], -1).gather(-1, each)
         if self.policy.needs_weights:
             self.score[..., :width] = entries.score.gather(-1, order)
         if self.selection_keys is not None and entries.selection_keys is not None:
@@ -258,8 +258,8 @@ class SlotLayer(CacheLayerMixin):
         size = entries.size - remove
         self.length -= (entries.positions[:, size:] >= 0).sum(-1)
         self.seen -= remove
-        state, score = self.history[-1 - remove]
-        self.put(entries.first_rows(size, state, score))
+        f, score = self.history[-1 - remove]
+        self.put(entries.first_rows(size, f, score))
 
     def reset(self) -> None:
         """Forget everything."""
@@ -288,7 +288,7 @@ class SlotLayer(CacheLayerMixin):
                 setattr(self, name, change(tensor))
         if self.entries is not None:
             self.entries = self.entries.rows(change)
-            self.history = [(change(state), change(score)) for state, score in self.history]
+            self.history = [(change(f), change(score)) for f, score in self.history]
 
 
 def _like(order: Tensor, storage: Tensor) -> Tensor:

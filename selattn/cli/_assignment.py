@@ -60,8 +60,8 @@ def compute() -> Example:
     x = torch.stack([embed(token) for token in TOKENS])
     query, key, value = ((x @ w)[None, None] for w in weights())  # [B=1, H=1, N, D]
     standard = selattn.causal_attention(query, key, value, return_weights=True)
-    selective = selattn.selective_attention(query, key, value, return_f=True, return_state=True, return_weights=True)
-    F, after = selective.f[0, 0], selective.state[0]  # `after` is the row of F that a next token would have
+    selective = selattn.selective_attention(query, key, value, return_f=True, return_final_f=True, return_weights=True)
+    F, after = selective.f[0, 0], selective.final_f[0]  # `after` is the row of F that a next token would have
     return Example(
         S=torch.cat([F, after]).diff(dim=0),
         F=F,

@@ -10,8 +10,9 @@ from selattn.cache import SelectiveCache, attend, attend_whole, defer
 from selattn.eviction import Policy
 from selattn.models.config import SelectiveConfig
 from selattn.models.parts import RMSNorm, rotate
-from selattn.ops import Attention, Sequences
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops import Attention, AuxRequest, Sequences
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 
 
 class Context(NamedTuple):
@@ -25,9 +26,7 @@ class Context(NamedTuple):
     budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache; None is no limit
     policy: Policy
     strength: float | Tensor
-    want_memory: bool
-    want_selection: bool
-    want_weights: bool
+    wanted: AuxRequest  # beside the output, of the layers that have it
 
 
 class AttentionBlock(nn.Module):
@@ -53,15 +52,15 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Attention]:
         """x [B, N, d_model] to the same, and all that attention gave."""
-        tokens, rules = self._tokens(x, context), self._rules(context)
+        tokens, rules, backend = self._tokens(x, context), self._rules(context), self.config.backend
         layer = None if context.cache is None else context.cache.layers[self.layer]
         if layer is not None and not context.whole:
-            result = attend(layer, tokens, rules)
+            result = attend(layer, tokens, rules, context.wanted, backend)
         else:
             budget = None if context.budgets is None else context.budgets[self.layer]
-            result = attend_whole(tokens, context.sequences, rules, budget, context.policy)
+            result = attend_whole(tokens, context.sequences, rules, budget, context.policy, context.wanted, backend)
             if layer is not None:
-                defer(layer, tokens, rules)
+                defer(layer, tokens, rules, backend)
         return self.o_proj(result.output.transpose(1, 2).flatten(2)), result
 
     def _tokens(self, x: Tensor, context: Context) -> Tokens:
@@ -92,8 +91,4 @@ class AttentionBlock(nn.Module):
             pattern=self.kind.pattern,
             dropout_p=self.config.attention_dropout if self.training else 0.0,
             tau=self.config.memory_tau,
-            backend=self.config.backend,
-            return_f=context.want_selection and self.kind.selective,
-            return_memory=context.want_memory and self.kind.selective,
-            return_weights=context.want_weights,
         )

@@ -48,7 +48,7 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_selection: bool = False,
+        output_f: bool = False,
         output_kept: bool = False,
         output_evictions: bool = False,
         selection_strength: float | Tensor | None = None,
@@ -84,7 +84,7 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            output_selection=output_selection,
+            output_f=output_f,
             output_kept=output_kept or (learns and self.config.selects and _is_new(past_key_values)),
             output_evictions=output_evictions,
             selection_strength=selection_strength,
@@ -122,7 +122,7 @@ class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
             lm_loss=None if lm_loss is None else lm_loss.detach(),
             memory_loss=None if memory_loss is None else memory_loss.detach(),
             kept=None if outputs.kept is None else outputs.kept.detach(),
-            selection=outputs.selection,
+            f=outputs.f,
             evicted_at=outputs.evicted_at,
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict

@@ -100,7 +100,7 @@ class SelectiveConfig(PreTrainedConfig):
     """
 
     model_type = "selattn"
-    keys_to_ignore_at_inference = ["past_key_values", "lm_loss", "memory_loss", "kept", "selection"]  # noqa: RUF012
+    keys_to_ignore_at_inference = ["past_key_values", "lm_loss", "memory_loss", "kept", "f"]  # noqa: RUF012
 
     vocab_size: int = 8000
     hidden_size: int = 768

@@ -20,7 +20,7 @@ from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
 from selattn.models.parts import make_norm, rotary_angles
-from selattn.ops import Sequences
+from selattn.ops import AuxRequest, Sequences, checks
 
 
 class SelectiveModel(SelectivePreTrainedModel):
@@ -49,7 +49,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
-        output_selection: bool = False,
+        output_f: bool = False,
         output_kept: bool = False,
         output_evictions: bool = False,
         selection_strength: float | Tensor | None = None,
@@ -63,7 +63,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         """As in any decoder of transformers, with these additions.
 
         Args:
-            output_selection: return F of each layer (N x N each).
+            output_f: return F of each layer (N x N each).
             output_kept: return the kept fraction of each layer.
             output_evictions: return the row from which each token is gone, of each layer; whole sequences only.
             selection_strength: replaces the config's, for a ramp during training.
@@ -74,6 +74,8 @@ class SelectiveModel(SelectivePreTrainedModel):
             seq_idx: [B, N], the number of the document that each token of a packed row belongs to.
         """
         refuse_unknown(kwargs, type(self).forward)
+        if selection_strength is not None:
+            checks.strength(selection_strength)
         if (input_ids is None) == (inputs_embeds is None):
             raise SelattnError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -119,9 +121,11 @@ class SelectiveModel(SelectivePreTrainedModel):
             budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
             policy=policy,
             strength=self.config.selection_strength if selection_strength is None else selection_strength,
-            want_memory=output_kept,
-            want_selection=output_selection,
-            want_weights=bool(self.config.output_attentions if output_attentions is None else output_attentions),
+            wanted=AuxRequest(
+                f=output_f,
+                memory=output_kept,
+                weights=bool(self.config.output_attentions if output_attentions is None else output_attentions),
+            ),
         )
         want_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: list[Any] = []
@@ -132,18 +136,18 @@ class SelectiveModel(SelectivePreTrainedModel):
             x, *parts = layer(x, context)
             found.append(parts)
         x = self.norm(x)
-        kept, selection, weights, evicted_at = zip(*found, strict=True)
-        if cache is not None and not whole and (output_selection or context.want_weights):
+        kept, f, weights, evicted_at = zip(*found, strict=True)
+        if cache is not None and not whole and (output_f or context.wanted.weights):
             seen = (sequences, cache.layers[0].length, cache.get_seq_length())
-            selection, weights = (tuple(over_tokens(each, *seen) for each in of) for of in (selection, weights))
+            f, weights = (tuple(over_tokens(each, *seen) for each in of) for of in (f, weights))
 
         result = SelectiveModelOutput(
             last_hidden_state=x,
             past_key_values=cache,
             hidden_states=(*hidden, x) if want_hidden else None,
-            attentions=weights if context.want_weights else None,
+            attentions=weights if context.wanted.weights else None,
             kept=kept_fractions(kept, x, sequences) if output_kept else None,
-            selection=selection if output_selection else None,
+            f=f if output_f else None,
             evicted_at=tuple(_or_never(at, shape, x.device) for at in evicted_at) if output_evictions else None,
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict
@@ -170,9 +174,7 @@ class SelectiveModel(SelectivePreTrainedModel):
             budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
             policy=policy,
             strength=self.config.selection_strength,
-            want_memory=False,
-            want_selection=False,
-            want_weights=False,
+            wanted=AuxRequest(),
         )
 
     def _positioned(self, x: Tensor, positions: Tensor, check: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:

@@ -12,20 +12,20 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 class SelectiveModelOutput(BaseModelOutputWithPast):
     """Of the decoder without its head.
 
-    Columns of `attentions` and `selection` are the tokens of the row so far, padding included, also where they come
+    Columns of `attentions` and `f` are the tokens of the row so far, padding included, also where they come
     from a pruned cache: a token that has left has the weight 0.
 
     Attributes:
         kept: [L], for each layer sum over sequences of max_i M_i, divided by the number of real tokens; NaN for layers
             that do not select. With `output_kept=True`.
-        selection: F [B, S, N, M] of each layer, None for layers that do not select; with `output_selection=True`. From
+        f: F [B, S, N, M] of each layer, None for layers that do not select; with `output_f=True`. From
             a cache it is NaN for tokens that have left.
         evicted_at: [B, P, N] of each layer, the row from which a token is gone, `selattn.eviction.NEVER` if it stays;
             P is 1, or the number of key-value heads where each evicts on its own. With `output_evictions=True`.
     """
 
     kept: Tensor | None = None
-    selection: tuple[Tensor | None, ...] | None = None
+    f: tuple[Tensor | None, ...] | None = None
     evicted_at: tuple[Tensor, ...] | None = None
 
 
@@ -38,12 +38,12 @@ class SelectiveOutput(CausalLMOutputWithPast):
         memory_loss: the memory term, between 0 and epsilon; None where a cache was used, or if no layer selects.
         kept: [L], the kept fraction of each layer (the memory term is epsilon times its mean over selective layers);
             None where `memory_loss` is.
-        selection: F of each layer, with `output_selection=True`.
+        f: F of each layer, with `output_f=True`.
         evicted_at: the row from which each token is gone, of each layer, with `output_evictions=True`.
     """
 
     lm_loss: Tensor | None = None
     memory_loss: Tensor | None = None
     kept: Tensor | None = None
-    selection: tuple[Tensor | None, ...] | None = None
+    f: tuple[Tensor | None, ...] | None = None
     evicted_at: tuple[Tensor, ...] | None = None

@@ -3,12 +3,13 @@
 from selattn.ops.attention import causal_attention, selective_attention
 from selattn.ops.backends.dispatch import backends
 from selattn.ops.patterns import Fixed, Pattern, Strided
-from selattn.ops.request import Attention
+from selattn.ops.request import Attention, AuxRequest
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 
 __all__ = [
     "Attention",
+    "AuxRequest",
     "Fixed",
     "Pattern",
     "Selection",

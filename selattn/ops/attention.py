@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selattn.ops import checks
+from selattn.ops import autocast, checks
 from selattn.ops.backends import dispatch
-from selattn.ops.backends.tile import compute_dtype
 from selattn.ops.patterns import Pattern
-from selattn.ops.request import Request
+from selattn.ops.precision import compute_dtype
+from selattn.ops.request import AuxRequest, Request
+from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 
@@ -41,11 +42,11 @@ def selective_attention(
     window: int | None = None,
     softcap: float | None = None,
     visible_until: Tensor | None = None,
-    state: Tensor | None = None,
+    initial_f: Tensor | None = None,
     tau: float = 1.0,
     return_f: bool = False,
     return_memory: bool = False,
-    return_state: bool = False,
+    return_final_f: bool = False,
     return_weights: bool = False,
     return_living: bool = False,
     tolerance: float = 2.0**-24,
@@ -78,52 +79,45 @@ def selective_attention(
         softcap: logits become softcap * tanh(logits / softcap); infinity is no cap.
         visible_until: integers [B, M] or [B, G, M]: key j is seen by row i only if i < visible_until[..., j]. Rows are
             counted in key positions. This is what pruning is.
-        state: [B, S, M - N], what the queries before these ones selected (`Attention.state` of an earlier call).
-            Required when N < M: with no state, everything forgotten would be remembered again.
+        initial_f: [B, S, M - N], F with which the first query begins: what the queries before it have selected
+            (`Attention.final_f` of an earlier call). Required when N < M: without it, everything that was masked would
+            be seen again.
         tau: the clamp of the memory M_i.
         return_f: return F, [B, S, N, M].
         return_memory: return M_i, [B, S, N].
-        return_state: return the state after these queries, [B, S, M].
+        return_final_f: return F with which a next query would begin, [B, S, M].
         return_weights: return the attention weights, [B, H, N, M].
         return_living: return the share of the visible pairs that was computed, [B].
-        tolerance: the attention mass that a row may lose to columns that are left out because they are forgotten for
+        tolerance: the attention mass that a row may lose to columns that are left out because they are masked for
             good. The default is below fp32's rounding; 0 leaves nothing out. Only "cpu" and "triton" leave any out.
             With "cpu" the values that a row loses also add up to no more than that share of the smallest one (but 0).
         backend: "auto", or a name from `selattn.ops.backends()`.
 
     Returns:
         The output [B, H, N, Dv]; with any `return_*`, an `Attention` tuple with that and what was asked for. All of it
-        has gradients with respect to query, key, value, a floating point attn_mask, the separate form and the state.
+        has gradients with respect to query, key, value, a floating point attn_mask, the separate form and initial_f.
     """
     checks.kinds(selection=selection, strength=strength, tau=tau, tolerance=tolerance)
-    checks.kinds(return_f=return_f, return_memory=return_memory, return_state=return_state)
+    checks.kinds(return_f=return_f, return_memory=return_memory, return_final_f=return_final_f)
     checks.kinds(return_weights=return_weights, return_living=return_living)
-    checks.optional(selection_query=selection_query, selection_key=selection_key, state=state)
+    checks.optional(selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
     checks.kinds(query=query, key=key, value=value, is_causal=is_causal, backend=backend)
     if not is_causal:
         raise checks.error("selective attention is causal: leave is_causal at True")
-    query, key, value, selection_query, selection_key = _autocast(query, key, value, selection_query, selection_key)
-    request = _request(
-        query, key, value, attn_mask, dropout_p, scale, enable_gqa, sequences, window, softcap, visible_until
-    )
-    checks.places(query, selection_query=selection_query, selection_key=selection_key, state=state)
+    query, key, value, selection_query, selection_key = autocast.cast(query, key, value, selection_query, selection_key)
+    rules = Rules(selection, strength, window, None, scale, softcap, dropout_p, tau, tolerance)
+    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until)
+    checks.places(query, selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
     checks.selection(query, key, selection, selection_query, selection_key)
     checks.positive("tau", tau)
     checks.tolerance(tolerance)
+    checks.strength(strength)
     request = request._replace(
-        selection=selection,
         selection_query=selection_query,
         selection_key=selection_key,
-        strength=_strength(query, strength),
-        tau=tau,
-        return_f=return_f,
-        return_memory=return_memory,
-        return_state=return_state,
-        return_weights=return_weights,
-        return_living=return_living,
-        tolerance=tolerance,
+        wanted=AuxRequest(return_f, return_memory, return_final_f, return_weights, return_living),
     )
-    request = request._replace(state=_state(request, state))
+    request = request._replace(initial_f=_initial_f(request, initial_f))
     return _run(request, backend)
 
 
@@ -153,34 +147,30 @@ def causal_attention(
     checks.kinds(query=query, key=key, value=value, is_causal=is_causal, return_weights=return_weights, backend=backend)
     if not is_causal:
         raise checks.error("causal_attention is causal: leave is_causal at True")
-    query, key, value = _autocast(query, key, value)
-    request = _request(
-        query, key, value, attn_mask, dropout_p, scale, enable_gqa, sequences, window, softcap, visible_until
-    )
-    return _run(request._replace(pattern=pattern, return_weights=return_weights), backend)
+    query, key, value = autocast.cast(query, key, value)
+    rules = Rules(None, 1.0, window, pattern, scale, softcap, dropout_p)
+    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until)
+    return _run(request._replace(wanted=AuxRequest(weights=return_weights)), backend)
 
 
 def _request(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    rules: Rules,
     attn_mask: Tensor | None,
-    dropout_p: float,
-    scale: float | None,
     enable_gqa: bool,
     sequences: Sequences | None,
-    window: int | None,
-    softcap: float | None,
     visible_until: Tensor | None,
 ) -> Request:
     """What selective and standard attention have in common, checked."""
-    checks.kinds(dropout_p=dropout_p, enable_gqa=enable_gqa)
-    checks.optional(scale=scale, softcap=softcap, window=window)
+    checks.kinds(dropout_p=rules.dropout_p, enable_gqa=enable_gqa)
+    checks.optional(scale=rules.scale, softcap=rules.softcap, window=rules.window)
     checks.optional(attn_mask=attn_mask, sequences=sequences, visible_until=visible_until)
     checks.tensors(query, key, value, enable_gqa)
     start = None if sequences is None else sequences.start
     checks.places(query, attn_mask=attn_mask, sequences=start, visible_until=visible_until)
-    checks.numbers(dropout_p, scale, softcap, window)
+    checks.numbers(rules.dropout_p, rules.scale, rules.softcap, rules.window)
     mask, bias = None, None
     if attn_mask is not None:
         full = checks.attn_mask(attn_mask, query, key)
@@ -196,60 +186,21 @@ def _request(
         until = visible_until if visible_until.ndim == 3 else visible_until.unsqueeze(1)
     if sequences is not None:
         checks.sequences(sequences, key)
-    return Request(
-        query,
-        key,
-        value,
-        scale=query.shape[-1] ** -0.5 if scale is None else scale,
-        start=None if sequences is None else sequences.start,
-        until=until,
-        window=window,
-        mask=mask,
-        bias=bias,
-        softcap=None if softcap == math.inf else softcap,  # a cap that nothing reaches
-        dropout_p=dropout_p,
-    )
+    if rules.softcap == math.inf:  # a cap that nothing reaches
+        rules = rules._replace(softcap=None)
+    start = None if sequences is None else sequences.start
+    return Request(query, key, value, rules, start=start, until=until, mask=mask, bias=bias)
 
 
-def _strength(query: Tensor, strength: float | Tensor) -> Tensor | None:
-    """None for 1, so that the common case costs nothing; a tensor otherwise."""
-    checks.strength(strength)
-    if isinstance(strength, Tensor):
-        return strength.to(query.device, compute_dtype(query.dtype))
-    return None if strength == 1.0 else torch.tensor(strength, device=query.device, dtype=compute_dtype(query.dtype))
-
-
-def _state(request: Request, state: Tensor | None) -> Tensor | None:
-    """The state over all M keys: the new ones have not been selected yet."""
-    if not checks.state(state, request):
+def _initial_f(request: Request, initial_f: Tensor | None) -> Tensor | None:
+    """F over all M keys: the new ones have not been selected yet."""
+    if not checks.initial_f(initial_f, request):
         return None
-    assert state is not None
-    return torch.nn.functional.pad(state.to(compute_dtype(request.query.dtype)), (0, request.query.shape[-2]))
-
-
-def _autocast(*tensors: Any) -> tuple[Any, ...]:
-    """Under autocast: the inputs in its dtype, as `scaled_dot_product_attention` takes them; fp64 is left alone."""
-    device = tensors[0].device.type
-    if not _autocasts(device):
-        return tensors
-    low = torch.get_autocast_dtype(device)
-    half = (torch.float32, torch.bfloat16, torch.float16)
-    return tuple(x.to(low) if x is not None and x.dtype in half else x for x in tensors)
-
-
-def _autocasts(device: str) -> bool:
-    """Whether autocast is on for a device; "meta" has none, and asking is an error."""
-    return device != "meta" and torch.is_autocast_enabled(device)
+    assert initial_f is not None
+    return torch.nn.functional.pad(initial_f.to(compute_dtype(request.query.dtype)), (0, request.query.shape[-2]))
 
 
 def _run(request: Request, backend: str) -> Any:
-    """Run it; autocast has been obeyed by now, and what backends do in fp32 (F above all) stays in fp32."""
-    device = request.query.device.type
-    if _autocasts(device):
-        with torch.autocast(device, enabled=False):
-            result = dispatch.attend(request, backend)
-    else:
-        result = dispatch.attend(request, backend)
-    r = request
-    asked = r.return_f or r.return_memory or r.return_state or r.return_weights or r.return_living
-    return result if asked else result.output
+    """The output, or with it what else was asked for."""
+    result = dispatch.attend(request, backend)
+    return result if any(request.wanted) else result.output

@@ -22,11 +22,11 @@ _NUMBER = ((int, float, torch.SymInt, torch.SymFloat), "a number")
 _FLAG = ((bool,), "True or False")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("query", "key", "value", "attn_mask", "selection_query", "selection_key"), _TENSOR),
-    **dict.fromkeys(("visible_until", "state"), _TENSOR),
+    **dict.fromkeys(("visible_until", "initial_f"), _TENSOR),
     **dict.fromkeys(("dropout_p", "scale", "softcap", "tau", "tolerance"), _NUMBER),
     "strength": ((*_NUMBER[0], Tensor), "a number or a 0-d tensor"),
     "window": ((int, torch.SymInt), "a whole number of keys, at least 1 (the query's own)"),
-    **dict.fromkeys(("is_causal", "enable_gqa", "return_f", "return_memory", "return_state"), _FLAG),
+    **dict.fromkeys(("is_causal", "enable_gqa", "return_f", "return_memory", "return_final_f"), _FLAG),
     **dict.fromkeys(("return_weights", "return_living"), _FLAG),
     "selection": ((Selection,), "a Selection"),
     "sequences": ((Sequences,), "Sequences"),
@@ -202,6 +202,7 @@ def selection(
 
 def strength(value: float | Tensor) -> None:
     """In [0, 1]; a schedule, not a parameter."""
+    kinds(strength=value)
     if isinstance(value, Tensor):
         if value.ndim or value.requires_grad or not value.is_floating_point():
             raise error("strength must be a number or a 0-d floating point tensor that needs no gradient (detach it)")
@@ -209,20 +210,20 @@ def strength(value: float | Tensor) -> None:
         raise error(f"strength must be in [0, 1], not {value}")
 
 
-def state(given: Tensor | None, request: Request) -> bool:
-    """Whether there is a state to continue from; it is required as soon as there are earlier keys."""
+def initial_f(given: Tensor | None, request: Request) -> bool:
+    """Whether there is an F to begin with; it is required as soon as there are earlier keys."""
     batch, earlier = request.query.shape[0], request.offset
     if given is None:
         if earlier:
             raise error(
-                f"{request.query.shape[2]} queries continue after {earlier} earlier keys: pass state=, the "
-                "Attention.state of the call before "
+                f"{request.query.shape[2]} queries continue after {earlier} earlier keys: pass initial_f=, the "
+                "final_f of the call before "
                 f"(or zeros [{batch}, {request.masks}, {earlier}] if nothing was selected)"
             )
         return False
     if tuple(given.shape) != (batch, request.masks, earlier) or not given.is_floating_point():
         raise error(
-            f"state must be floating point {[batch, request.masks, earlier]} [batch, masks, earlier keys], "
+            f"initial_f must be floating point {[batch, request.masks, earlier]} [batch, masks, earlier keys], "
             f"not {given.dtype} {list(given.shape)}"
         )
     return earlier > 0

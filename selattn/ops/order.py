@@ -14,7 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 
 NEVER = 1 << 40  # a row that no sequence reaches
 
@@ -51,7 +52,7 @@ class Order(NamedTuple):
     """What is known of M entries before, and after, some rows."""
 
     until: Tensor  # [B, P, M] int64, the row from which an entry is gone; NEVER while it is kept
-    state: Tensor  # [B, S, M] F
+    f: Tensor  # [B, S, M] F
     score: Tensor  # [B, P, M]
 
 
@@ -75,7 +76,7 @@ class Slots(Protocol):
     keys: Tensor | None  # [B, G, C, D]
     values: Tensor | None  # [B, G, C, Dv]
     position: Tensor  # [B, P, C] int32, -1 for an empty slot
-    state: Tensor  # [B, S, P, C] F
+    f: Tensor  # [B, S, P, C] F
     score: Tensor  # [B, P, C], or no places if the policy keeps none
     selection_keys: Tensor | None  # [B, S, C, Ds]
     length: Tensor  # [B] int64 real tokens so far

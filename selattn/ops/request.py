@@ -10,8 +10,21 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from selattn.ops.patterns import Pattern
-from selattn.ops.selection import Selection
+from selattn.ops.rules import Rules
+
+
+class AuxRequest(NamedTuple):
+    """What is wanted beside the output; `Attention` says what each is."""
+
+    f: bool = False
+    memory: bool = False
+    final_f: bool = False
+    weights: bool = False
+    living: bool = False
+
+    def of(self, rules: Rules) -> AuxRequest:
+        """What attention by these rules has of it: where nothing selects there is no F."""
+        return self if rules.selection is not None else self._replace(f=False, memory=False, final_f=False)
 
 
 class Request(NamedTuple):
@@ -20,31 +33,16 @@ class Request(NamedTuple):
     query: Tensor  # [B, H, N, D]
     key: Tensor  # [B, G, M, D]
     value: Tensor  # [B, G, M, Dv]
-    scale: float
-    # What a query sees, beside causality.
+    rules: Rules = Rules()
+    wanted: AuxRequest = AuxRequest()
+    # What a query sees, beside causality and what the rules say.
     start: Tensor | None = None  # [B, M] `Sequences.start`
     until: Tensor | None = None  # [B, 1 or G, M] the row from which a key is gone
-    window: int | None = None  # the last `window` tokens, the own one included
-    pattern: Pattern | None = None
     mask: Tensor | None = None  # [B or 1, H or 1, N or 1, M or 1] bool, true where visible
-    # What is done to the logits.
-    bias: Tensor | None = None  # [B or 1, H or 1, N or 1, M or 1] added after scale and soft cap
-    softcap: float | None = None
-    dropout_p: float = 0.0
-    # Selection; None is standard attention, F = 0.
-    selection: Selection | None = None
+    bias: Tensor | None = None  # [B or 1, H or 1, N or 1, M or 1] added to the logits after scale and soft cap
     selection_query: Tensor | None = None  # [B, S, N, Ds] the separate bilinear form
     selection_key: Tensor | None = None  # [B, S, M, Ds]
-    strength: Tensor | None = None  # 0-d; None is 1
-    state: Tensor | None = None  # [B, S, M] what earlier queries selected; None is 0
-    tau: float = 1.0
-    tolerance: float = 2.0**-24  # of attention mass that a row may lose to columns that are left out
-    # What is wanted beside the output.
-    return_f: bool = False
-    return_memory: bool = False
-    return_state: bool = False
-    return_weights: bool = False
-    return_living: bool = False
+    initial_f: Tensor | None = None  # [B, S, M] F with which the first query begins; None is 0
 
     @property
     def offset(self) -> int:
@@ -52,11 +50,19 @@ class Request(NamedTuple):
         return self.key.shape[-2] - self.query.shape[-2]
 
     @property
+    def scale(self) -> float:
+        """The factor of Q K^T."""
+        return self.rules.scale_of(self.query)
+
+    @property
+    def strength(self) -> Tensor | None:
+        """What multiplies S, 0-d; None is 1."""
+        return self.rules.strength_of(self.query)
+
+    @property
     def masks(self) -> int:
         """S, the number of selection masks."""
-        if self.selection is None:
-            return 0
-        return len(self.selection.heads) if self.selection_query is None else self.selection_query.shape[1]
+        return self.rules.masks(self.selection_query)
 
     @property
     def needs_grad(self) -> bool:
@@ -66,7 +72,7 @@ class Request(NamedTuple):
     @property
     def differentiable(self) -> list[Tensor]:
         """The inputs that results have derivatives with respect to."""
-        inputs = (self.query, self.key, self.value, self.bias, self.selection_query, self.selection_key, self.state)
+        inputs = (self.query, self.key, self.value, self.bias, self.selection_query, self.selection_key, self.initial_f)
         return [x for x in inputs if x is not None]
 
 
@@ -77,7 +83,7 @@ class Attention(NamedTuple):
         output: [B, H, N, Dv].
         f: [B, S, N, M] the paper's F, fp32 or better. With the default single selection mask S is 1.
         memory: [B, S, N] the paper's M_i of each row.
-        state: [B, S, M] what all queries so far have selected, from which a later call continues.
+        final_f: [B, S, M] F with which a next query would begin: what all queries so far have selected.
         weights: [B, H, N, M] the attention weights, before dropout.
         living: [B] the share of the visible pairs that was computed; below 1 where dead columns were left out.
         evicted_at: [B, P, M] the row from which a key is gone, with a budget (the operator itself has none).
@@ -86,7 +92,7 @@ class Attention(NamedTuple):
     output: Tensor
     f: Tensor | None = None
     memory: Tensor | None = None
-    state: Tensor | None = None
+    final_f: Tensor | None = None
     weights: Tensor | None = None
     living: Tensor | None = None
     evicted_at: Tensor | None = None

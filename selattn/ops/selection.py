@@ -4,7 +4,8 @@
     F = Accumulate(S),  F[i, j] = sum over k < i of S[k, j]  (`accumulate`; `step` for one query)
     M_i = i - sum over k <= i of min(F[i, k], tau) / tau     (`memory`)
 
-Shapes: B batch, S selection masks (1 in the paper), N queries, M keys. S is [B, S, N, M], a state is [B, S, M].
+Shapes: B batch, S selection masks (1 in the paper), N queries, M keys. S and F are [B, S, N, M]; F before or after
+some queries is [B, S, M].
 Everything here is computed in fp32 or better: a bf16 running sum over 512 rows was measured to be off by 1.
 """
 
@@ -97,41 +98,41 @@ def constrain_backward(dS: Tensor, logits: Tensor, allowed: Tensor, relu: bool, 
     return dS.masked_fill(~passes, 0.0)
 
 
-def accumulate(S: Tensor, state: Tensor | None, shift: bool) -> tuple[Tensor, Tensor]:
-    """F for all rows of S [..., N, M], and the state [..., M] that the next row starts from.
+def accumulate(S: Tensor, initial_f: Tensor | None, shift: bool) -> tuple[Tensor, Tensor]:
+    """F for all rows of S [..., N, M], and F [..., M] with which a next query would begin.
 
-    state[j] = what all queries so far have selected of key j. The first row of F is the state itself (shift), or the
-    state plus the first row of S (no shift).
+    initial_f[j] = what all queries before have selected of key j. The first row of F is that itself (shift), or that
+    plus the first row of S (no shift).
     """
     total = S.cumsum(-2)
-    if state is not None:
-        total = total + state.unsqueeze(-2)
+    if initial_f is not None:
+        total = total + initial_f.unsqueeze(-2)
     if not shift:
         return total, total[..., -1, :]
-    before = torch.zeros_like(S[..., :1, :]) if state is None else state.unsqueeze(-2).expand_as(S[..., :1, :])
+    before = torch.zeros_like(S[..., :1, :]) if initial_f is None else initial_f.unsqueeze(-2).expand_as(S[..., :1, :])
     # Shifting the rows, rather than subtracting S from the total, keeps F exactly monotone and exactly 0 where nothing
     # was selected yet.
     return torch.cat([before, total[..., :-1, :]], -2), total[..., -1, :]
 
 
-def accumulate_backward(dF: Tensor, dstate: Tensor | None, shift: bool) -> tuple[Tensor, Tensor]:
-    """Gradients of `accumulate` with respect to S and to the state it began with.
+def accumulate_backward(dF: Tensor, d_final_f: Tensor | None, shift: bool) -> tuple[Tensor, Tensor]:
+    """Gradients of `accumulate` with respect to S and to the F that it began with.
 
-    dS[k, j] = dstate[j] + sum over i > k (no shift: i >= k) of dF[i, j].
+    dS[k, j] = d_final_f[j] + sum over i > k (no shift: i >= k) of dF[i, j].
     """
     suffix = dF.flip(-2).cumsum(-2).flip(-2)
-    if dstate is not None:
-        suffix = suffix + dstate.unsqueeze(-2)
+    if d_final_f is not None:
+        suffix = suffix + d_final_f.unsqueeze(-2)
     if not shift:
         return suffix, suffix[..., 0, :]
-    after = torch.zeros_like(suffix[..., :1, :]) if dstate is None else dstate.unsqueeze(-2)
+    after = torch.zeros_like(suffix[..., :1, :]) if d_final_f is None else d_final_f.unsqueeze(-2)
     return torch.cat([suffix[..., 1:, :], after], -2), suffix[..., 0, :]
 
 
-def step(S: Tensor, state: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
-    """`accumulate` for one query: its row of F, and the state after it. S and state are [..., M]."""
-    after = state + S
-    return (state if shift else after), after
+def step(S: Tensor, f: Tensor, shift: bool) -> tuple[Tensor, Tensor]:
+    """`accumulate` for one query: its row of F, and F with which the next begins. S and f are [..., M]."""
+    after = f + S
+    return (f if shift else after), after
 
 
 def memory(F: Tensor, visible: Tensor, tau: float) -> Tensor:

@@ -16,6 +16,7 @@ from selattn.evaluation.subjects import load_model, tokenizer_of
 from selattn.evaluation.text import Text
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model
+from selattn.ops import AuxRequest
 from selattn.report.packed import Floats, pack_rising, unpack
 from selattn.report.trace import STEP, smallest_f
 from selattn.utils.records import read_record, write_record
@@ -124,7 +125,7 @@ def average(
     with torch.no_grad():
         for row in rows:
             x, context = model.model.enter(row[None].to(model.device))
-            context = context._replace(budgets=None, want_selection=True)
+            context = context._replace(budgets=None, wanted=AuxRequest(f=True))
             for number, layer in enumerate(model.model.layers):
                 x, _, f, _, _ = layer(x, context)
                 F = smallest_f(f)

@@ -28,6 +28,7 @@ from selattn.evaluation.subjects import load_model
 from selattn.eviction import Budgets, Policy, make_policy
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import find_model
+from selattn.ops import AuxRequest
 from selattn.report.packed import Floats, Ints, pack_rising, pack_shares, pack_steps, unpack, unpack_steps
 from selattn.report.reading import Reader, Words
 from selattn.utils.records import read_record, write_record
@@ -210,7 +211,7 @@ def _layers(model: SelectiveForCausalLM, ids: Tensor, step: float) -> list[dict[
     found = []
     with torch.no_grad():
         x, context = model.model.enter(ids)
-        context = context._replace(budgets=None, want_selection=True, want_weights=True)
+        context = context._replace(budgets=None, wanted=AuxRequest(f=True, weights=True))
         for layer in model.model.layers:
             x, _, f, weights, _ = layer(x, context)
             F = smallest_f(f)

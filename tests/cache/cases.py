@@ -18,7 +18,8 @@ from selattn.cache import SlotLayer, attend, attend_whole
 from selattn.eviction import POLICIES, Policy, make_policy
 from selattn.ops import Selection
 from selattn.ops.backends import plain_order
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 from tests.cache.simulation import Run, simulate
 from tests.ops.cases import PATTERNS, rows, selections, sequences
 
@@ -75,8 +76,8 @@ class Case:
 
     def whole(self, compiled=True):
         """The full forward, its eviction order by the compiled library or in Python."""
-        rules = self.rules if compiled else self.rules._replace(backend="reference")
-        got = attend_whole(self.tokens, self.sequences(), rules, self.budget, self.make_policy())
+        given = (self.tokens, self.sequences(), self.rules, self.budget, self.make_policy())
+        got = attend_whole(*given, backend="auto" if compiled else "reference")
         until = got.evicted_at
         until = until.tolist()
         kept = [[None] * self.size for _ in self.documents]

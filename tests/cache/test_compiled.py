@@ -14,7 +14,8 @@ from selattn.errors import SelattnError
 from selattn.eviction import POLICIES, Threshold, make_policy
 from selattn.ops import Selection, Sequences
 from selattn.ops.backends import cpu_order, cpu_step
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 
 NAMES = [*POLICIES, "none"]
 
@@ -48,7 +49,7 @@ def test_a_whole_forward_with_a_budget(name, rules, budget, count, seed, packed)
         ids = torch.randint(2, (2, count), generator=generator).cumsum(-1) // 7
         sequences = Sequences.from_documents(ids, torch.arange(count) >= torch.tensor([[0], [count // 3]]))
     got, want = (
-        attend_whole(given_tokens, sequences, rules._replace(backend=backend), budget, make_policy(name))
+        attend_whole(given_tokens, sequences, rules, budget, make_policy(name), backend=backend)
         for backend in ("auto", "reference")
     )
     assert torch.equal(got.evicted_at, want.evicted_at)
@@ -62,7 +63,7 @@ def test_steps_of_decoding(name, rules, budget, seed, groups):
     for step in range(25):
         new = tokens(seed + 100_000 * step, 3, 1, groups=groups)
         got = attend(fast, new, rules).output
-        want = attend(slow, new, rules._replace(backend="reference")).output
+        want = attend(slow, new, rules, backend="reference").output
         assert_close(got, want, rtol=1e-9, atol=1e-9)
         for key, x in slow.tensors().items():
             assert_close(fast.tensors()[key], x, rtol=1e-9, atol=1e-9)
@@ -79,7 +80,7 @@ def test_steps_in_other_types(dtype, value_size):
     for step in range(20):
         new = tokens(1 + step, 4, 1, dtype, size=64, value_size=value_size)
         got = attend(fast, new, rules).output
-        want = attend(slow, new, rules._replace(backend="reference")).output
+        want = attend(slow, new, rules, backend="reference").output
         near = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
         assert_close(got, want, **near)
     assert torch.equal(fast.position, slow.position)
@@ -100,17 +101,17 @@ def test_what_the_library_does_itself():
 def test_a_backend_that_is_asked_for_is_obeyed(backend):
     """In the eviction order and in decoding: the library is not called."""
     refuse = mock.patch.multiple(cpu_order, call_library=mock.Mock(side_effect=AssertionError("the library ran")))
-    rules = Rules(Selection(), backend=backend)
+    rules = Rules(Selection())
     with refuse, mock.patch.object(cpu_step, "step", side_effect=AssertionError("the library ran")):
         layer = SlotLayer(8, make_policy("selective"))
-        attend(layer, tokens(0, 1, 12), rules)
-        attend(layer, tokens(1, 1, 1), rules)
-        attend_whole(tokens(0, 1, 20), None, rules, 8, make_policy("selective"))
+        attend(layer, tokens(0, 1, 12), rules, backend=backend)
+        attend(layer, tokens(1, 1, 1), rules, backend=backend)
+        attend_whole(tokens(0, 1, 20), None, rules, 8, make_policy("selective"), backend=backend)
 
 
 def test_a_backend_says_what_it_cannot_do():
     layer = SlotLayer(8, make_policy("h2o"))
     with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: a step of decoding: it keeps no scores"):
-        attend(layer, tokens(0, 1, 1), Rules(None, backend="cpu"))
+        attend(layer, tokens(0, 1, 1), Rules(None), backend="cpu")
     with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: the eviction order: it does not know the"):
-        attend_whole(tokens(0, 1, 20), None, Rules(Selection(), backend="cpu"), 8, Threshold(1.0))
+        attend_whole(tokens(0, 1, 20), None, Rules(Selection()), 8, Threshold(1.0), backend="cpu")

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from selattn.cache import SlotLayer, attend, attend_whole
 from selattn.errors import SelattnError
 from selattn.eviction import POLICIES
-from selattn.ops import Fixed, Selection, causal_attention, selective_attention
+from selattn.ops import AuxRequest, Fixed, Selection, causal_attention, selective_attention
 from selattn.ops.tokens import Tokens
 from tests.cache.cases import assert_same_run, cases, some_case
 
@@ -113,16 +113,17 @@ def test_keys_and_values_keep_their_dtype_and_f_is_exact(dtype):
     case.pieces(4, 5, 6, layer=layer)
     assert layer.keys.dtype == layer.values.dtype == dtype
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    assert layer.state.dtype == layer.score.dtype == exact
+    assert layer.f.dtype == layer.score.dtype == exact
 
 
 def test_other_results_in_decoding_are_those_of_the_full_forward():
     """F, M_i and the weights of each row: what is kept has the columns of the full forward."""
-    case = some_case(budget=20, return_f=True, return_memory=True, return_weights=True)
-    whole = attend_whole(case.tokens, None, case.rules, case.budget, case.make_policy())
+    case = some_case(budget=20)
+    wanted = AuxRequest(f=True, memory=True, weights=True)
+    whole = attend_whole(case.tokens, None, case.rules, case.budget, case.make_policy(), wanted)
     layer = case.layer()
     for i in range(case.size):
-        row = attend(layer, case.cut(i, i + 1), case.rules)
+        row = attend(layer, case.cut(i, i + 1), case.rules, wanted)
         for got, want in ((row.f, whole.f), (row.weights, whole.weights)):
             assert_close(got, want[..., i : i + 1, : i + 1], rtol=0, atol=1e-9)
         assert_close(row.memory, whole.memory[..., i : i + 1], rtol=0, atol=1e-9)

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from selattn.cache import SelectiveCache, SlotLayer, attend
 from selattn.eviction import POLICIES, make_policy
 from selattn.ops import Selection
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.rules import Rules
+from selattn.ops.tokens import Tokens
 from tests.ops.test_memory_use import Meter, meters_inside
 
 B, H, G, D = 3, 8, 4, 64
@@ -115,7 +116,7 @@ def peak(count, budget, policy="selective", kind="selective"):
     """
     layer, prompt = SlotLayer(budget, make_policy(policy)), tokens(count, batch=1)
     with Meter() as outside, meters_inside() as inside:
-        attend(layer, prompt, KINDS[kind]._replace(backend="chunked"))
+        attend(layer, prompt, KINDS[kind], backend="chunked")
     assert outside.operations > 50
     return outside.peak + max(meter.peak for meter in inside)
 

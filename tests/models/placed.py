@@ -125,7 +125,7 @@ def main():
         "loss": lambda m: {
             name: value
             for name, value in m(
-                ids, attention_mask=mask, labels=ids, num_items_in_batch=torch.tensor(9), output_selection=True
+                ids, attention_mask=mask, labels=ids, num_items_in_batch=torch.tensor(9), output_f=True
             ).items()
             if isinstance(value, torch.Tensor)
         },

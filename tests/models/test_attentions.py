@@ -12,7 +12,7 @@ from selattn.eviction import POLICIES
 from tests.models.tiny import tiny, token_ids
 
 LENGTH = 14
-WANT = {"output_attentions": True, "output_selection": True}
+WANT = {"output_attentions": True, "output_f": True}
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def test_columns_are_tokens(holes, borders, budgets, policy, kinds):
             want = whole.attentions[layer][:, :, begin:end, :end]
             rows = real[:, None, begin:end, None]
             torch.testing.assert_close(weights * rows, want * rows, rtol=0, atol=1e-10)
-            f = turn.selection[layer]
+            f = turn.f[layer]
             if f is None:
-                assert whole.selection[layer] is None
+                assert whole.f[layer] is None
                 continue
             gone = (whole.evicted_at[layer][..., :end] <= begin - 1).all(1)[:, None, None] & real[:, None, None, :end]
-            want = whole.selection[layer][:, :, begin:end, :end].masked_fill(gone, torch.nan)
+            want = whole.f[layer][:, :, begin:end, :end].masked_fill(gone, torch.nan)
             rows = rows & real[:, None, None, :end]
             torch.testing.assert_close(f * rows, want * rows, rtol=0, atol=1e-10, equal_nan=True)
 

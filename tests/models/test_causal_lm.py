@@ -144,13 +144,13 @@ def test_attention_weights_and_f_when_asked():
     model, ids = tiny(attention=["selective", "standard"]), token_ids(2, 9)
     plain = model(ids)
     assert plain.attentions is None
-    assert plain.selection is None
-    found = model(ids, output_attentions=True, output_selection=True, output_hidden_states=True)
+    assert plain.f is None
+    found = model(ids, output_attentions=True, output_f=True, output_hidden_states=True)
     torch.testing.assert_close(found.logits, plain.logits)
     assert [weights.shape for weights in found.attentions] == [(2, 2, 9, 9)] * 2
     torch.testing.assert_close(found.attentions[0].sum(-1), torch.ones(2, 2, 9).double())
     assert not found.attentions[0].triu(1).any()
-    F, none = found.selection
+    F, none = found.f
     assert F.shape == (2, 1, 9, 9)
     assert none is None
     assert F.any()

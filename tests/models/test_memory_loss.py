@@ -70,8 +70,8 @@ def test_in_the_model(changes, side, batch):
     model = tiny(**changes, memory_epsilon=0.1, memory_tau=1.5).train()
     rows = [token_ids(n, seed=n) for n in ((12, 7, 9)[:batch] if side else (12,) * batch)]
     ids, mask = padded(rows, side)
-    found = model(ids, attention_mask=mask if side else None, labels=ids, output_selection=True)
-    layers = [F[:, 0].tolist() for F in found.selection if F is not None]
+    found = model(ids, attention_mask=mask if side else None, labels=ids, output_f=True)
+    layers = [F[:, 0].tolist() for F in found.f if F is not None]
     wanted = equation_2(layers, [[row.nonzero()[:, 0].tolist()] for row in mask], 0.1, 1.5)
     assert abs(found.memory_loss.item() - wanted) < 1e-6
     assert 0 < found.memory_loss < 0.1

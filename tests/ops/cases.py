@@ -18,7 +18,7 @@ from selattn.ops.patterns import COMBINE
 from selattn.ops.request import Attention
 
 BACKENDS = ("reference", "sdpa", "chunked", "cpu")
-NAMES = ("output", "f", "memory", "state")
+NAMES = ("output", "f", "memory", "final_f")
 LENGTHS = (1, 2, 31, 33, 63, 111, 128, 129)  # strips are 32 to 128 wide
 # The compiled backend's borders: groups of 4 and 12 keys, panels of 12 or 24 queries, blocks of 96, chunks of 192 keys.
 TILED = (1, 5, 11, 12, 13, 23, 25, 95, 96, 97, 191, 193, 289)
@@ -35,12 +35,12 @@ PATTERNS = st.one_of(
 
 
 # What a backend gives beside the output; the compiled one never holds F. All its refusals are in test_errors.py.
-GIVES = {"cpu": ("memory", "state")}
+GIVES = {"cpu": ("memory", "final_f")}
 
 
 def returns(backend, *names):
     """The arguments that ask for these results, but for those that the backend does not give; default: for all."""
-    given = GIVES.get(backend, ("f", "memory", "state"))
+    given = GIVES.get(backend, ("f", "memory", "final_f"))
     return {f"return_{name}": True for name in names or given if name in given}
 
 
@@ -96,8 +96,8 @@ class Case:
         return got | {f"d {name}": g for name, g in zip(leaves, gradients, strict=True)}
 
     def differentiable(self, backend):
-        """Whether the backend gives gradients for it: the compiled one has none through the state."""
-        return backend != "cpu" or not ("state" in self.inputs or self.options.get("return_state"))
+        """Whether the backend gives gradients for it: the compiled one has none through an initial or final F."""
+        return backend != "cpu" or not ("initial_f" in self.inputs or self.options.get("return_final_f"))
 
     def request(self):
         """The `Request` that the backends are given."""
@@ -110,7 +110,7 @@ class Case:
         x, o = self.inputs, self.options
         (B, H, N, _), (G, M) = x["query"].shape, x["key"].shape[1:3]
         bool_mask, until, chosen = o.get("attn_mask"), o.get("visible_until"), o["selection"]
-        names = ("query", "key", "value", "selection_query", "selection_key", "state")
+        names = ("query", "key", "value", "selection_query", "selection_key", "initial_f")
         return {name: x[name] for name in names if name in x} | {
             "documents": self.documents,
             "bias": x["attn_mask"].expand(B, H, N, M) if "attn_mask" in x else None,
@@ -203,7 +203,7 @@ def cases(draw, lengths=LENGTHS, all_returns=False, backend="reference"):
         inputs |= {"selection_query": heads_of(masks, N, 3), "selection_key": heads_of(masks, M, 3)}
     masks = inputs["selection_query"].shape[1] if "selection_query" in inputs else len(chosen.heads)
     if past:
-        inputs["state"] = normal(B, masks, past).abs()
+        inputs["initial_f"] = normal(B, masks, past).abs()
 
     documents = draw(st.none() | rows(B, M))
     options = {
@@ -234,9 +234,9 @@ def cases(draw, lengths=LENGTHS, all_returns=False, backend="reference"):
                 documents = [
                     [0 if x else None for x in row] for row in options["attn_mask"].expand(B, 1, 1, M)[:, 0, 0].tolist()
                 ]
-    can_ask = GIVES.get(backend, ("f", "memory", "state")) if continues else ("memory",)
+    can_ask = GIVES.get(backend, ("f", "memory", "final_f")) if continues else ("memory",)
     asked = {name for name in can_ask if all_returns or draw(maybe)}
     options |= {f"return_{name}": True for name in asked}
     upstream = {name for name in ("output", *sorted(asked)) if draw(st.sampled_from((True, True, False)))} or {"output"}
-    upstream = upstream if everything else upstream - {"state"} or {"output"}
+    upstream = upstream if everything else upstream - {"final_f"} or {"output"}
     return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS)), upstream)

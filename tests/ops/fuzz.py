@@ -140,8 +140,8 @@ def draw(seed):
         select_rarely(chance, tensor, drawn["query"][:, head], drawn["key"][:, head // shared])
     inputs = {name: laid_out(chance, x) for name, x in drawn.items()}
     if past:
-        state = torch.rand(B, 1, past, generator=tensor, dtype=torch.float64) * chance.choice((0.0, 1.0, 50.0))
-        inputs["state"] = state.to(torch.promote_types(dtype, torch.float32))
+        initial_f = torch.rand(B, 1, past, generator=tensor, dtype=torch.float64) * chance.choice((0.0, 1.0, 50.0))
+        inputs["initial_f"] = initial_f.to(torch.promote_types(dtype, torch.float32))
     on = (True, True, True, False)
     small = 2.0**-24 if dtype != torch.float64 else 2.0**-60
     options = {
@@ -155,7 +155,7 @@ def draw(seed):
         "tau": chance.choice((1.0, 1.0, 0.3, 20.0)),
         "tolerance": chance.choice((small, small, 0.0)),
         "return_memory": chance.random() < 0.7,
-        "return_state": continues,
+        "return_final_f": continues,
     }
     if chance.random() < 0.3:
         away = torch.randint(-1, M + M // 2 + 2, (B, M), generator=tensor)
@@ -291,7 +291,7 @@ def check(seed):
     upstream = {name: x.double() for name, x in example.upstream.items()}
     floor = rounding(example, request, F, whole.weights) if upstream else {}
     floor["memory"] = rounding_of_memory(example, request, F)
-    floor["state"] = rounding_of_f(example, F).max()
+    floor["final_f"] = rounding_of_f(example, F).max()
     floor["output"] = rounding_of_output(example, request, F, whole.weights)
     truth = run(in_fp64, example.options, upstream, "reference")
     plain = run(example.inputs, example.options, example.upstream, "reference")

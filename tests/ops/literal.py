@@ -36,7 +36,7 @@ class Defined(NamedTuple):
     output: torch.Tensor
     f: torch.Tensor
     memory: torch.Tensor
-    state: torch.Tensor
+    final_f: torch.Tensor
     weights: torch.Tensor
 
 
@@ -60,7 +60,7 @@ def definition(
     protect_self=True,
     shift=True,
     strength=1.0,
-    state=None,
+    initial_f=None,
     tau=1.0,
 ):
     """Every element by its definition.
@@ -75,7 +75,7 @@ def definition(
     masks = selection_query.shape[1] if separate else len(heads)
     scale = 1 / sqrt(D) if scale is None else scale
     documents = documents or [[0] * M] * B
-    bias, mask, until, state = (None if x is None else x.tolist() for x in (bias, mask, until, state))
+    bias, mask, until, initial_f = (None if x is None else x.tolist() for x in (bias, mask, until, initial_f))
     sq, sk = (None if x is None else x.tolist() for x in (selection_query, selection_key))
     past = M - N  # row i of the matrix is position past + i of the sequence
 
@@ -115,7 +115,7 @@ def definition(
         for s in range(masks):
             S = [[selects(b, s, i, j) for j in range(M)] for i in range(N)]
             for j in range(M):
-                before = 0.0 if state is None or j >= past else state[b][s][j]
+                before = 0.0 if initial_f is None or j >= past else initial_f[b][s][j]
                 after[b, s, j] = before + sum(S[n][j] for n in range(N))
                 for i in range(N):
                     f[b, s, i, j] = before + sum(S[n][j] for n in range(i if shift else i + 1))

@@ -33,9 +33,9 @@ def padded(q, k, v, mask, backend):
 def packed(q, k, v, ids, backend):
     sequences = Sequences.from_documents(ids)
     got = selective_attention(
-        q, k, v, sequences=sequences, enable_gqa=True, window=9, return_f=True, return_state=True, backend=backend
+        q, k, v, sequences=sequences, enable_gqa=True, window=9, return_f=True, return_final_f=True, backend=backend
     )
-    return got.output.sum() + got.f.sin().sum() + got.state.sin().sum()
+    return got.output.sum() + got.f.sin().sum() + got.final_f.sin().sum()
 
 
 def cumulative(q, k, v, lengths, backend):
@@ -54,8 +54,8 @@ def separate(q, k, v, _, backend):
     return selective_attention(q, k, v, enable_gqa=True, **form, backend=backend).sin().sum()
 
 
-def continued(q, k, v, state, backend):
-    return selective_attention(q[:, :, -5:], k, v, state=state, enable_gqa=True, backend=backend).sin().sum()
+def continued(q, k, v, initial_f, backend):
+    return selective_attention(q[:, :, -5:], k, v, initial_f=initial_f, enable_gqa=True, backend=backend).sin().sum()
 
 
 def sparse(q, k, v, _, backend):
@@ -175,7 +175,7 @@ def test_lengths_with_sequences_or_evictions_do_not_recompile(form, backend):
 
 def chunked_arguments(dtype=torch.float64, **more):
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
-    tensors = {"selection_query": None, "selection_key": None, "bias": None, "state": None, "strength": None}
+    tensors = {"selection_query": None, "selection_key": None, "bias": None, "initial_f": None, "strength": None}
     tensors |= {"start": None, "until": None, "mask": None, "seed": None}
     settings = {"scale": 0.4, "window": None, "pattern": [], "softcap": None, "dropout_p": 0.0, "heads": [0]}
     settings |= {"relu": True, "protect_first": True, "protect_self": True, "shift": True, "tau": 1.0}
@@ -187,7 +187,7 @@ OPCHECKS = {
     "default": {},
     "all results": {"return_f": True, "return_memory": True},
     "half": {"dtype": torch.bfloat16, "return_memory": True},
-    "bias and state": {"bias": normal(1, 4, N, 1), "state": normal(B, 1, N).abs(), "softcap": 3.0},
+    "bias and initial F": {"bias": normal(1, 4, N, 1), "initial_f": normal(B, 1, N).abs(), "softcap": 3.0},
     "separate": {"selection_query": normal(B, 2, N, 3), "selection_key": normal(B, 2, N, 3), "heads": []},
     "standard": {"heads": [], "window": 4, "pattern": [3, 0, 0]},
     "dropout": {"dropout_p": 0.5, "seed": torch.tensor(3)},
@@ -199,17 +199,17 @@ def test_registered_operators_of_chunked(kind):
     arguments = chunked_arguments(**OPCHECKS[kind])
     torch.library.opcheck(chunked._forward, arguments)
     plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
-    output, lse, f, memory, state = chunked._forward(*plain)
-    upstream = [torch.ones_like(x) if x.numel() else None for x in (output, f, memory, state)]
+    output, lse, f, memory, final_f = chunked._forward(*plain)
+    upstream = [torch.ones_like(x) if x.numel() else None for x in (output, f, memory, final_f)]
     torch.library.opcheck(chunked._backward, (output, lse, *upstream, plain[5] is not None, *plain))
 
 
 def compiled_arguments(dtype=torch.float64, **more):
     q, k, v = (x.detach().to(dtype).requires_grad_(more.get("gradient", True)) for x in leaves())
-    tensors = {"query": q, "key": k, "value": v, "strength": None, "start": None, "until": None, "state": None}
+    tensors = {"query": q, "key": k, "value": v, "strength": None, "start": None, "until": None, "initial_f": None}
     settings = {"scale": 0.4, "softcap": 0.0, "selecting": 0, "relu": True, "protect_first": True, "protect_self": True}
     settings |= {"shift": True, "tau": 1.0, "window": 0, "tolerance": 2.0**-24}
-    settings |= {"memory": False, "state_out": False, "living": False, "gradient": True}
+    settings |= {"memory": False, "final_f": False, "living": False, "gradient": True}
     return tuple((tensors | settings | more).values())
 
 
@@ -224,7 +224,7 @@ COMPILED = {
         "strength": torch.tensor(0.5),
         "memory": True,
     },
-    "state": {"state": torch.ones(B, 1, N).double(), "state_out": True, "gradient": False},
+    "initial and final F": {"initial_f": torch.ones(B, 1, N).double(), "final_f": True, "gradient": False},
     "standard": {"selecting": -1},
 }
 

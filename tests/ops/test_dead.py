@@ -212,18 +212,18 @@ def test_the_others_leave_nothing_out(backend):
     [
         {"selection": Selection(relu=False)},
         {"selection": Selection(shift=False, protect_self=False)},
-        {"return_state": True},
+        {"return_final_f": True},
     ],
     ids=str,
 )
 def test_where_a_column_could_come_back_nothing_is_left_out(options):
-    """F may fall again; a row's own key may be masked; the state is F of all columns."""
+    """F may fall again; a row's own key may be masked; the final F is that of all columns."""
     q, k, v = (x.detach() for x in inputs())
     got = selective_attention(q, k, v, return_living=True, backend="cpu", **options)
     want = selective_attention(q, k, v, return_living=True, backend="reference", **options)
     assert got.living.tolist() == [1.0] * B
     assert_close(got.output, want.output, rtol=0, atol=1e-11)
-    assert got.state is want.state is None or (got.state - want.state).abs().max() < 1e-10
+    assert got.final_f is want.final_f is None or (got.final_f - want.final_f).abs().max() < 1e-10
 
 
 def test_a_row_that_sees_nothing_has_all_of_it():
@@ -232,16 +232,16 @@ def test_a_row_that_sees_nothing_has_all_of_it():
     assert selective_attention(q, k, v, sequences=empty, return_living=True, backend="cpu").living.tolist() == [1.0] * B
 
 
-def test_a_first_token_that_the_state_has_masked_keeps_nothing_from_living():
-    """The bound may lean on the first token only where its F is 0: a state that the caller made up may say else."""
+def test_a_first_token_that_the_initial_f_has_masked_keeps_nothing_from_living():
+    """The bound may lean on the first token only where its F is 0: an initial F of the caller's may say else."""
     q, k, v = (x.detach() for x in inputs())
     k[:, :, 0] = 20 * q.mean(2)
     q = q + q.mean(2, keepdim=True)
     rows, past = 150, N - 150
-    state = torch.rand(B, 1, past, dtype=torch.float64) * 60
-    state[..., 0] = 1000.0
-    got = selective_attention(q[:, :, past:], k, v, state=state, backend="cpu")
-    want = selective_attention(q[:, :, past:], k, v, state=state, backend="reference")
+    initial_f = torch.rand(B, 1, past, dtype=torch.float64) * 60
+    initial_f[..., 0] = 1000.0
+    got = selective_attention(q[:, :, past:], k, v, initial_f=initial_f, backend="cpu")
+    want = selective_attention(q[:, :, past:], k, v, initial_f=initial_f, backend="reference")
     assert got.shape[2] == rows
     assert (got - want).abs().max() <= 1e-6 * want.abs().max()
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from selattn.errors import SelattnError
 from selattn.ops import backends, causal_attention, selective_attention
 from selattn.ops.backends import dispatch
-from selattn.ops.request import Attention
+from selattn.ops.request import Attention, AuxRequest
 from tests.ops.cases import BACKENDS, SHORT, cases, examples
 
 X = torch.randn(1, 2, 4, 3)
@@ -71,8 +71,8 @@ def test_auto_is_compiled_where_it_can_and_else_chunked():
     assert chosen(return_f=True) == ["chunked"]
     assert chosen(x=X.half()) == ["chunked"]
     assert chosen(dropout_p=0.1) == ["chunked"]
-    assert chosen(return_state=True) == ["cpu"]
-    assert chosen(x=X.clone().requires_grad_(), return_state=True) == ["chunked"]
+    assert chosen(return_final_f=True) == ["cpu"]
+    assert chosen(x=X.clone().requires_grad_(), return_final_f=True) == ["chunked"]
     assert chosen(return_weights=True) == ["reference"]
 
 
@@ -88,7 +88,7 @@ def test_auto_is_chunked_where_nothing_was_compiled():
 @examples(2)
 @given(case=cases(SHORT))
 def test_auto_never_picks_one_that_refuses(case):
-    for request in (case.request(), case.request()._replace(return_weights=True)):
+    for request in (case.request(), case.request()._replace(wanted=AuxRequest(weights=True))):
         assert dispatch.BACKENDS[dispatch.choose(request)].refusal(request) is None
 
 
@@ -101,8 +101,8 @@ def test_backends_refuse_nothing_else(case):
     """
     request = case.request()
     refused = {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(request)} - {"cpu"}
-    assert refused == ({"sdpa"} if request.softcap else set())
-    asked = request._replace(return_weights=True)
+    assert refused == ({"sdpa"} if request.rules.softcap else set())
+    asked = request._replace(wanted=AuxRequest(weights=True))
     assert {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(asked)} == {"sdpa", "chunked", "cpu"}
 
 
@@ -115,7 +115,7 @@ def test_compiled_refuses_nothing_of_its_own(case):
 def test_only_what_was_asked_for_comes_back():
     assert isinstance(selective_attention(X, X, X), torch.Tensor)
     assert isinstance(causal_attention(X, X, X), torch.Tensor)
-    for name in ("f", "memory", "state", "weights", "living"):
+    for name in ("f", "memory", "final_f", "weights", "living"):
         for backend in ("auto", "reference"):
             got = selective_attention(X, X, X, backend=backend, **{f"return_{name}": True})
             assert [field for field, x in got._asdict().items() if x is not None] == ["output", name]

@@ -10,6 +10,7 @@ from selattn.ops import causal_attention, selective_attention
 from selattn.ops.backends import strips
 from selattn.ops.backends.tile import Tile
 from selattn.ops.request import Request
+from selattn.ops.rules import Rules
 from tests.ops.cases import BACKENDS, only
 
 DROPPING = only(BACKENDS, "cpu")
@@ -81,7 +82,7 @@ def test_gradient_with_a_fixed_seed_is_the_finite_difference(backend):
 @pytest.mark.parametrize("block", [1, 3, 4, 100])
 def test_rows_and_columns_of_strips_drop_the_same_weights(block):
     shape = (2, 3, 11, 4)
-    request = Request(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), 1.0, dropout_p=0.5)
+    request = Request(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), Rules(scale=1.0, dropout_p=0.5))
     with mock.patch.object(strips, "DROPOUT_BLOCK", block):
         whole = strips.dropout_scale(request, Tile(0, 11, 0, 11), 7)
         rows = torch.cat([strips.dropout_scale(request, Tile(r, min(r + 3, 11), 0, 11), 7) for r in range(0, 11, 3)], 2)
@@ -96,7 +97,7 @@ def test_rows_and_columns_of_strips_drop_the_same_weights(block):
 def test_blocks_drop_different_weights():
     """Neither do two blocks of one matrix repeat each other, nor do those of two seeds."""
     shape = (1, 1, 24, 4)
-    request = Request(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), 1.0, dropout_p=0.5)
+    request = Request(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), Rules(scale=1.0, dropout_p=0.5))
     with mock.patch.object(strips, "DROPOUT_BLOCK", 8):
         drawn = [
             strips.dropout_scale(request, Tile(0, 24, 0, 24), seed)[0, 0] for seed in (0, 1, 2, 1 << 16, (1 << 31) - 1)

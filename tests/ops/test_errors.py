@@ -13,12 +13,13 @@ from selattn.ops import Fixed, Selection, Sequences, Strided, causal_attention, 
 B, H, N, M, D = 2, 4, 3, 5, 6
 Q, K, V = torch.randn(B, H, N, D), torch.randn(B, H, M, D), torch.randn(B, H, M, 7)
 INPUTS = {"query": Q, "key": K, "value": V}
-STATE = torch.zeros(B, 1, M - N)
+INITIAL_F = torch.zeros(B, 1, M - N)
+TWO = torch.zeros(B, 2, M - N)  # of two masks
 FORM = {"selection_query": torch.randn(B, 1, N, 3), "selection_key": torch.randn(B, 1, M, 3)}
 
 
-def attend(query=Q, key=K, value=V, state=STATE, **options):
-    return selective_attention(query, key, value, state=state, **options)
+def attend(query=Q, key=K, value=V, initial_f=INITIAL_F, **options):
+    return selective_attention(query, key, value, initial_f=initial_f, **options)
 
 
 def separate(**changed):
@@ -50,17 +51,17 @@ WRONG = {
     ),
     "grouped without saying so": ({"key": K[:, :2], "value": V[:, :2]}, "pass enable_gqa=True"),
     "query longer than key": (
-        {"query": torch.randn(B, H, 6, D), "state": None},
+        {"query": torch.randn(B, H, 6, D), "initial_f": None},
         "query has 6 rows but there are only 5 keys",
     ),
     "not causal": ({"is_causal": False}, "leave is_causal at True"),
-    "no state": ({"state": None}, r"3 queries continue after 2 earlier keys: pass state="),
-    "state over all keys": (
-        {"state": torch.zeros(B, 1, M)},
-        r"state must be floating point \[2, 1, 2\].*not .*\[2, 1, 5\]",
+    "no initial F": ({"initial_f": None}, r"3 queries continue after 2 earlier keys: pass initial_f="),
+    "initial F over all keys": (
+        {"initial_f": torch.zeros(B, 1, M)},
+        r"initial_f must be floating point \[2, 1, 2\].*not .*\[2, 1, 5\]",
     ),
-    "state of integers": ({"state": STATE.long()}, "state must be floating point .*not torch.int64"),
-    "state of other masks": ({"selection": Selection((0, 1))}, r"state must be floating point \[2, 2, 2\]"),
+    "initial F of integers": ({"initial_f": INITIAL_F.long()}, "initial_f must be floating point .*not torch.int64"),
+    "initial F of other masks": ({"selection": Selection((0, 1))}, r"initial_f must be floating point \[2, 2, 2\]"),
     "dropout of 1": ({"dropout_p": 1.0}, "dropout_p must be at least 0 and below 1, not 1.0"),
     "dropout below 0": ({"dropout_p": -0.1}, "dropout_p must be at least 0"),
     "scale not finite": ({"scale": math.nan}, "scale must be a finite number, not nan"),
@@ -102,7 +103,7 @@ WRONG = {
         r"query is on cpu but sequences is on meta: move it with sequences.to\(device\)",
     ),
     "mask on another device": ({"attn_mask": torch.ones(N, M, device="meta")}, "query is on cpu but attn_mask is on"),
-    "state on another device": ({"state": STATE.to("meta")}, "query is on cpu but state is on meta"),
+    "initial F on another device": ({"initial_f": INITIAL_F.to("meta")}, "query is on cpu but initial_f is on meta"),
     "form on another device": ({name: x.to("meta") for name, x in FORM.items()}, "but selection_query is on meta"),
     "sparse": ({"value": V.to_sparse()}, "value must be a dense tensor, not a nested or sparse one"),
     "complex until": ({"visible_until": torch.ones(B, M) * 1j}, "visible_until must hold integer rows"),
@@ -194,21 +195,33 @@ COMPILED = {
     "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
     "bias": ({"attn_mask": torch.zeros(N, M)}, "it has no additive bias"),
     "mask of pairs": ({"attn_mask": torch.ones(N, M).bool()}, "it takes masks as sequences and windows only"),
-    "two masks": ({"selection": Selection((0, 1)), "state": STATE.expand(-1, 2, -1)}, "it has one selection mask"),
-    "one mask, named twice": ({"selection": Selection((1, 1)), "state": STATE.expand(-1, 2, -1)}, "one selection mask"),
+    "two masks": (
+        {"selection": Selection((0, 1)), "initial_f": TWO},
+        "it has one selection mask",
+    ),
+    "one mask, named twice": (
+        {"selection": Selection((1, 1)), "initial_f": TWO},
+        "one selection mask",
+    ),
     "separate form": (FORM, "it has no separate bilinear form"),
     "until of each head": ({"visible_until": torch.ones(B, H, M).long()}, "one order of eviction for all heads"),
-    "gradient, and a state given": ({"query": Q.clone().requires_grad_()}, "it has no gradient through the state"),
-    "gradient of the state given": ({"state": STATE.clone().requires_grad_()}, "it has no gradient through the state"),
-    "gradient, and a state wanted": (
+    "gradient, and an initial F given": (
+        {"query": Q.clone().requires_grad_()},
+        "no gradient through an initial or final F",
+    ),
+    "gradient of the initial F given": (
+        {"initial_f": INITIAL_F.clone().requires_grad_()},
+        "no gradient through an initial or final F",
+    ),
+    "gradient, and a final F wanted": (
         {
             "query": Q.clone().requires_grad_(),
             "key": K[:, :, 2:],
             "value": V[:, :, 2:],
-            "state": None,
-            "return_state": True,
+            "initial_f": None,
+            "return_final_f": True,
         },
-        "it has no gradient through the state",
+        "no gradient through an initial or final F",
     ),
 }
 
@@ -231,7 +244,7 @@ def test_wrong_call(wrong):
 
 @pytest.mark.parametrize(("name", "kind"), [*strange(selective_attention)])
 def test_a_thing_of_the_wrong_kind(name, kind):
-    options = {**INPUTS, "state": STATE, name: STRANGE[kind]}
+    options = {**INPUTS, "initial_f": INITIAL_F, name: STRANGE[kind]}
     assert_one_clear_line(lambda: selective_attention(**options), f"^{name} must be [^\\n]{{,150}}$")
 
 
@@ -252,17 +265,17 @@ def test_refused_by_the_compiled_backend_with_no_selection():
     assert_one_clear_line(lambda: causal_attention(**call), "'cpu' cannot do this: it has no sparse patterns")
 
 
-def test_without_gradients_the_compiled_backend_takes_the_state():
+def test_without_gradients_the_compiled_backend_takes_f():
     with torch.no_grad():
-        got = attend(query=Q.clone().requires_grad_(), backend="cpu", return_state=True)
-    assert got.state.shape == (B, 1, M)
+        got = attend(query=Q.clone().requires_grad_(), backend="cpu", return_final_f=True)
+    assert got.final_f.shape == (B, 1, M)
 
 
 # The same of causal_attention, which has no selection.
 SHARED = [
     name
     for name, (options, _) in WRONG.items()
-    if not {"state", "selection", "strength", "tau", "tolerance"} & {*options}
+    if not {"initial_f", "selection", "strength", "tau", "tolerance"} & {*options}
 ]
 SHARED = [name for name in SHARED if not any(key.startswith("selection_") for key in WRONG[name][0])]
 

@@ -22,9 +22,9 @@ SWITCHES = {
     "soft cap": {"softcap": 1.5},
     "bias": {"bias": True},
     "soft cap and bias": {"softcap": 1.5, "bias": True},
-    "state": {"past": 2},
+    "initial F": {"past": 2},
     "separate": {"separate": True},
-    "separate, state": {"separate": True, "past": 2},
+    "separate, initial F": {"separate": True, "past": 2},
     "grouped": {"groups": 1, "enable_gqa": True},
     "packed and padded": {"batch": 2, "documents": PACKED},
     "evicted": {"batch": 2, "visible_until": torch.tensor([[9, 9, 3, 4, 9], [9, 2, 9, 9, 5]])},
@@ -49,7 +49,7 @@ def build(seed, past=0, batch=1, groups=2, bias=False, separate=False, documents
     if separate:
         inputs |= {"selection_query": 2 * normal(batch, 1, N, 2), "selection_key": normal(batch, 1, M, 2)}
     if past:
-        inputs["state"] = normal(batch, 1, past).abs()
+        inputs["initial_f"] = normal(batch, 1, past).abs()
     options = {
         "selection": Selection(),
         "scale": None,
@@ -72,8 +72,8 @@ def distance_to_kinks(case):
     F = definition(**said).f
     sums = definition(**said | {"relu": False, "shift": False}).f
     S = sums.diff(dim=-2, prepend=sums[..., :1, :] * 0)
-    if "state" in said:
-        S[..., 0, : said["state"].shape[-1]] -= said["state"]
+    if "initial_f" in said:
+        S[..., 0, : said["initial_f"].shape[-1]] -= said["initial_f"]
     selected = S.abs()[S.abs() > 1e-12]
     if not F.min() < case.options["tau"] < F.max():
         return 0.0
@@ -97,7 +97,7 @@ def function(case, backend, wanted=NAMES):
 
 def runs(kind, backend):
     refused = {"sdpa": {"soft cap", "soft cap and bias"}}
-    refused["cpu"] = {"two masks", "bias", "soft cap and bias", "state", "separate", "separate, state"}
+    refused["cpu"] = {"two masks", "bias", "soft cap and bias", "initial F", "separate", "separate, initial F"}
     return kind not in refused.get(backend, ())
 
 
@@ -105,7 +105,7 @@ def asked_of(case, backend):
     """The case, and the results that the backend has gradients of."""
     if backend != "cpu":
         return case, NAMES
-    kept = {name: x for name, x in case.options.items() if name not in ("return_f", "return_state")}
+    kept = {name: x for name, x in case.options.items() if name not in ("return_f", "return_final_f")}
     return replace(case, options=kept), ("output", "memory")
 
 
@@ -122,7 +122,7 @@ def test_gradients_of_standard_attention(backend):
     assert gradcheck(lambda *x: causal_attention(*x, window=3, backend=backend), inputs)
 
 
-@pytest.mark.parametrize("kind", ["default", "state", "separate"])
+@pytest.mark.parametrize("kind", ["default", "initial F", "separate"])
 def test_second_derivative_of_the_reference(kind):
     case = away_from_kinks(**SWITCHES[kind])
     wanted = ("output", "memory") if kind == "default" else ("output",)
@@ -145,5 +145,5 @@ def test_second_derivative_is_refused_or_right(name, backend):
     if backend != "sdpa" or name == "output":
         with pytest.raises(RuntimeError, match=rf"{backend} backend has no second derivative.*backend='reference'"):
             second_derivative(case, backend, name)
-    else:  # F, M and the state are plain PyTorch in `sdpa`
+    else:  # F, M and the final F are plain PyTorch in `sdpa`
         assert_close(second_derivative(case, backend, name), second_derivative(case, "reference", name))

@@ -74,7 +74,7 @@ def test_each_switch_alone(switch, backend):
     q, k, v = normal(1, 2, 6, 3), normal(1, 2, 6, 3), normal(1, 2, 6, 3)
     got = selective_attention(q, k, v, selection=Selection(**{switch: False}), **returns(backend), backend=backend)
     want = definition(q, k, v, **{switch: False})
-    for name in ("output", "memory", "state", *["f"] * (backend != "cpu")):
+    for name in ("output", "memory", "final_f", *["f"] * (backend != "cpu")):
         assert_close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-12)
     assert (want.output - definition(q, k, v).output).abs().max() > 1e-2
 

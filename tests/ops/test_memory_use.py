@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 
 from selattn.ops import Selection, Sequences, selective_attention
 from selattn.ops.backends import strips
-from selattn.ops.request import Request
+from selattn.ops.request import AuxRequest, Request
+from selattn.ops.rules import Rules
 
 N = 2048
 
@@ -72,7 +73,7 @@ def metered(function):
 
 OPTIONS = {
     "default": {},
-    "memory and state": {"return_memory": True, "return_state": True},
+    "memory and final F": {"return_memory": True, "return_final_f": True},
     "two masks": {"selection": Selection((0, 1)), "return_memory": True},
     "window": {"window": 700},
     "soft cap": {"softcap": 5.0},
@@ -120,7 +121,7 @@ def test_the_meter_knows_what_was_freed():
 
 def peak(n):
     q, k, v = inputs(n)
-    request = Request(q, k, v, 0.25, selection=Selection(), return_memory=True)
+    request = Request(q, k, v, Rules(Selection(), scale=0.25), AuxRequest(memory=True))
     with Meter() as meter:
         result = strips.forward(request, 0)
         upstream = torch.ones_like(result.output)

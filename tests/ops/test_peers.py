@@ -94,18 +94,18 @@ def test_protected_column_under_left_padding_is_the_first_real_token(qkv, backen
     right, wrong = (attend(logits, shifted(x).cumsum(-2), qkv[2])[:, :, pads:] for x in (protected, S))
     got = selective_attention(*qkv, sequences=Sequences.from_mask(real), **returns(backend), backend=backend)
     assert_right_not_wrong(got.output[:, :, pads:], right, wrong)
-    assert (got.state[..., pads] == 0).all()
+    assert (got.final_f[..., pads] == 0).all()
     assert backend == "cpu" or (got.f[..., pads] == 0).all()
 
 
 def test_f_is_not_lost_between_decoding_steps(qkv, backend):
     q, k, v = qkv
     last = q[:, :, -1:]
-    with pytest.raises(SelattnError, match="pass state="):
+    with pytest.raises(SelattnError, match="pass initial_f="):
         selective_attention(last, k, v, backend=backend)
-    before = selective_attention(*(x[:, :, :-1] for x in qkv), return_state=True, backend=backend).state
-    got = selective_attention(last, k, v, state=before, backend=backend)
-    forgetful = selective_attention(last, k, v, state=torch.zeros_like(before), backend=backend)
+    before = selective_attention(*(x[:, :, :-1] for x in qkv), return_final_f=True, backend=backend).final_f
+    got = selective_attention(last, k, v, initial_f=before, backend=backend)
+    forgetful = selective_attention(last, k, v, initial_f=torch.zeros_like(before), backend=backend)
     assert_right_not_wrong(got, pseudo_code(q, k, v)[0][:, :, -1:], forgetful)
 
 

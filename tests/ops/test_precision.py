@@ -47,10 +47,10 @@ def test_a_large_f_is_summed_in_fp32(backend, dtype):
     assert {x.dtype for x in got[1:4] if x is not None} == {torch.float32}
     truth = pseudo_code(*[q.double()] * 3)[1]
     assert truth.max() > 400
-    if backend == "cpu":  # the state is F without the last row's selection
-        assert (got.state[:, 0, :-1] >= truth[:, -1, :-1] - 1e-3).all()
-        state = selective_attention(*[q[:, :, :-1]] * 3, return_state=True, backend=backend).state
-        assert (state[:, 0] - truth[:, -1, :-1]).abs().max() < 1e-3
+    if backend == "cpu":  # the final F is F without the last row's selection
+        assert (got.final_f[:, 0, :-1] >= truth[:, -1, :-1] - 1e-3).all()
+        final_f = selective_attention(*[q[:, :, :-1]] * 3, return_final_f=True, backend=backend).final_f
+        assert (final_f[:, 0] - truth[:, -1, :-1]).abs().max() < 1e-3
     else:
         assert (got.f[:, 0] - truth).abs().max() < 1e-3
     assert got.output.isfinite().all()
@@ -62,7 +62,7 @@ def test_a_large_f_is_summed_in_fp32(backend, dtype):
 def test_dtypes_of_results_and_gradients(dtype, backend):
     leaves = [torch.randn(1, 2, 9, 4, dtype=dtype, requires_grad=True) for _ in range(3)]
     exact = torch.promote_types(dtype, torch.float32)
-    asked = {"return_memory": True} if backend == "cpu" else returns(backend)  # no gradients beside a state
+    asked = {"return_memory": True} if backend == "cpu" else returns(backend)  # no gradients beside a final F
     got = selective_attention(*leaves, **asked, backend=backend)
     assert got.output.dtype == dtype
     assert {x.dtype for x in got[1:4] if x is not None} == {exact}

@@ -46,7 +46,7 @@ def part(name, x, row, at):
     x = x[row : row + 1]
     if name == "f":
         return x[..., at, :][..., at]
-    return x[..., at] if name in ("memory", "state") else x[..., at, :]
+    return x[..., at] if name in ("memory", "final_f") else x[..., at, :]
 
 
 def assert_alone_is_the_same(case, backend):
@@ -137,9 +137,9 @@ def test_first_token_of_each_document_is_protected(protect, backend):
     sequences = Sequences.from_documents(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]))
     chosen = Selection(protect_first=protect)
     got = selective_attention(q, q, q, sequences=sequences, selection=chosen, **returns(backend), backend=backend)
-    state = got.state[0, 0]
-    assert (state[0] == 0) == (state[4] == 0) == protect
-    assert (state[[1, 5]] > 0).all()
+    final_f = got.final_f[0, 0]
+    assert (final_f[0] == 0) == (final_f[4] == 0) == protect
+    assert (final_f[[1, 5]] > 0).all()
     if backend != "cpu":
         F = got.f[0, 0]
         assert (F[3, [0]] == 0).all() == protect

@@ -44,17 +44,17 @@ def test_a_batch_of_nothing(form, backend, limited):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_all_results_of_a_batch_of_nothing(backend):
     leaves = inputs(0)
-    with torch.no_grad():  # the compiled backend has no gradient beside a state
+    with torch.no_grad():  # the compiled backend has no gradient beside an F to begin or end with
         got = selective_attention(*leaves, enable_gqa=True, return_living=True, **returns(backend), backend=backend)
         rest = selective_attention(
-            leaves[0][:, :, 2:], *leaves[1:], enable_gqa=True, state=got.state[..., :2], backend=backend
+            leaves[0][:, :, 2:], *leaves[1:], enable_gqa=True, initial_f=got.final_f[..., :2], backend=backend
         )
     assert rest.shape == (0, H, N - 2, DV)
-    shapes = {"f": (0, 1, N, N), "memory": (0, 1, N), "state": (0, 1, N), "living": (0,)}
+    shapes = {"f": (0, 1, N, N), "memory": (0, 1, N), "final_f": (0, 1, N), "living": (0,)}
     for name, shape in shapes.items():
         found = getattr(got, name)
         assert found is None or found.shape == shape
-    assert got.state is not None
+    assert got.final_f is not None
     assert got.memory is not None
 
 
@@ -92,5 +92,5 @@ def test_meta_tensors_have_the_shapes(form, backend):
 
 def test_meta_tensors_of_every_result():
     got = selective_attention(*inputs(2, device="meta"), enable_gqa=True, **returns("chunked"), return_weights=True)
-    shapes = [tuple(x.shape) for x in (got.f, got.memory, got.state, got.weights)]
+    shapes = [tuple(x.shape) for x in (got.f, got.memory, got.final_f, got.weights)]
     assert shapes == [(2, 1, N, N), (2, 1, N), (2, 1, N), (2, H, N, N)]

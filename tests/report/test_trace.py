@@ -82,9 +82,9 @@ def test_numbers_are_the_models(name):
     assert found.size == 20
     assert found.cut_from > 20
     with torch.no_grad():
-        whole = model(ids, output_selection=True, output_attentions=True)
+        whole = model(ids, output_f=True, output_attentions=True)
     for layer in range(found.layers):
-        F = whole.selection[layer]
+        F = whole.f[layer]
         expected = np.zeros((20, 20)) if F is None else F[0, 0].numpy()
         assert np.abs(found.F(layer) - expected).max() <= found.step / 2 + 1e-4
         assert np.abs(found.S(layer)[:-1] - np.tril(np.diff(expected, axis=0), 0)).max() <= found.step + 1e-4
@@ -123,7 +123,7 @@ def test_a_mean_is_the_mean():
     ]
     packed = average(model, rows)
     with torch.no_grad():
-        each = [model(row[None], output_selection=True).selection[1][0, 0].numpy() for row in rows]
+        each = [model(row[None], output_f=True).f[1][0, 0].numpy() for row in rows]
     assert np.abs(unpack(packed[1]) - (each[0] + each[1]) / 2).max() <= 1 / 64 + 1e-3
 
 

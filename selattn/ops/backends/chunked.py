@@ -12,9 +12,10 @@ from torch import Tensor
 
 from selattn.ops import transforms
 from selattn.ops.backends import strips
-from selattn.ops.backends.tile import compute_dtype
 from selattn.ops.patterns import decode_pattern, encode_pattern
-from selattn.ops.request import Attention, Request
+from selattn.ops.precision import compute_dtype
+from selattn.ops.request import Attention, AuxRequest, Request
+from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
 
 
@@ -25,7 +26,7 @@ def unavailable() -> str | None:
 
 def refusal(request: Request) -> str | None:
     """Why this backend cannot do what is asked; None if it can."""
-    if request.return_weights:
+    if request.wanted.weights:
         return "it never holds the attention weights of more than one strip"
     return None
 
@@ -33,13 +34,13 @@ def refusal(request: Request) -> str | None:
 def attend(request: Request) -> Attention:
     """See `Request` and `Attention`."""
     # The seed is drawn here, outside of the operator, so that checkpointing and torch.manual_seed govern it.
-    seed = torch.randint(1 << 31, (), dtype=torch.int64) if request.dropout_p else None
-    output, _, f, memory, state = _run(*_tensors(request), seed, *_settings(request))
+    seed = torch.randint(1 << 31, (), dtype=torch.int64) if request.rules.dropout_p else None
+    output, _, f, memory, final_f = _run(*_tensors(request), seed, *_settings(request))
     return Attention(
         output=output,
-        f=f if request.return_f else None,
-        memory=memory if request.return_memory else None,
-        state=state if request.return_state else None,
+        f=f if request.wanted.f else None,
+        memory=memory if request.wanted.memory else None,
+        final_f=final_f if request.wanted.final_f else None,
     )
 
 
@@ -62,22 +63,23 @@ class _Settings(NamedTuple):
 
 
 def _settings(request: Request) -> _Settings:
-    chosen = request.selection or Selection()
-    from_head = request.selection is not None and request.selection_query is None
+    rules = request.rules
+    chosen = rules.selection or Selection()
+    from_head = rules.selection is not None and request.selection_query is None
     return _Settings(
         request.scale,
-        request.window,
-        encode_pattern(request.pattern),
-        request.softcap,
-        request.dropout_p,
+        rules.window,
+        encode_pattern(rules.pattern),
+        rules.softcap,
+        rules.dropout_p,
         list(chosen.heads) if from_head else [],
         chosen.relu,
         chosen.protect_first,
         chosen.protect_self,
         chosen.shift,
-        request.tau,
-        request.return_f,
-        request.return_memory,
+        rules.tau,
+        request.wanted.f,
+        request.wanted.memory,
     )
 
 
@@ -91,7 +93,7 @@ def _tensors(request: Request) -> tuple[Tensor | None, ...]:
         r.selection_query,
         r.selection_key,
         r.bias,
-        r.state,
+        r.initial_f,
         r.strength,
         r.start,
         r.until,
@@ -101,7 +103,7 @@ def _tensors(request: Request) -> tuple[Tensor | None, ...]:
 
 def _request(tensors: tuple[Any, ...], settings: _Settings) -> Request:
     """The inverse of `_tensors` and `_settings`."""
-    query, key, value, selection_query, selection_key, bias, state, strength, start, until, mask = tensors
+    query, key, value, selection_query, selection_key, bias, initial_f, strength, start, until, mask = tensors
     s = settings
     selection = None
     if s.heads or selection_query is not None:
@@ -110,28 +112,29 @@ def _request(tensors: tuple[Any, ...], settings: _Settings) -> Request:
         query,
         key,
         value,
-        scale=s.scale,
+        Rules(
+            selection=selection,
+            strength=1.0 if strength is None else strength,
+            window=s.window,
+            pattern=decode_pattern(s.pattern),
+            scale=s.scale,
+            softcap=s.softcap,
+            dropout_p=s.dropout_p,
+            tau=s.tau,
+        ),
+        AuxRequest(f=s.return_f, memory=s.return_memory),
         start=start,
         until=until,
-        window=s.window,
-        pattern=decode_pattern(s.pattern),
         mask=mask,
         bias=bias,
-        softcap=s.softcap,
-        dropout_p=s.dropout_p,
-        selection=selection,
         selection_query=selection_query,
         selection_key=selection_key,
-        strength=strength,
-        state=state,
-        tau=s.tau,
-        return_f=s.return_f,
-        return_memory=s.return_memory,
+        initial_f=initial_f,
     )
 
 
 _TENSORS = """Tensor query, Tensor key, Tensor value, Tensor? selection_query, Tensor? selection_key, Tensor? bias,
-    Tensor? state, Tensor? strength, Tensor? start, Tensor? until, Tensor? mask, Tensor? seed"""
+    Tensor? initial_f, Tensor? strength, Tensor? start, Tensor? until, Tensor? mask, Tensor? seed"""
 _SETTINGS = """float scale, int? window, int[] pattern, float? softcap, float dropout_p, int[] heads, bool relu,
     bool protect_first, bool protect_self, bool shift, float tau, bool return_f, bool return_memory"""
 _N_TENSORS = _TENSORS.count("Tensor")
@@ -162,16 +165,16 @@ def _(*args: Any) -> strips.Forward:
     return strips.Forward(
         output=query.new_empty(batch, heads, rows, request.value.shape[3]),
         lse=exact.new_empty(batch, heads, rows),
-        f=exact.new_empty(batch, masks, rows, keys) if request.return_f else exact,
-        memory=exact.new_empty(batch, masks, rows) if request.return_memory else exact.new_empty(0),
-        state=exact.new_empty(batch, masks, keys),
+        f=exact.new_empty(batch, masks, rows, keys) if request.wanted.f else exact,
+        memory=exact.new_empty(batch, masks, rows) if request.wanted.memory else exact.new_empty(0),
+        final_f=exact.new_empty(batch, masks, keys),
     )
 
 
 @torch.library.custom_op(
     "selattn::chunked_backward",
     mutates_args=(),
-    schema=f"""(Tensor output, Tensor lse, Tensor d_output, Tensor? d_f, Tensor? d_memory, Tensor? d_state,
+    schema=f"""(Tensor output, Tensor lse, Tensor d_output, Tensor? d_f, Tensor? d_memory, Tensor? d_final_f,
         bool bias_grad, {_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)""",
 )
 def _backward(
@@ -180,12 +183,12 @@ def _backward(
     d_output: Tensor,
     d_f: Tensor | None,
     d_memory: Tensor | None,
-    d_state: Tensor | None,
+    d_final_f: Tensor | None,
     bias_grad: bool,
     *args: Any,
 ) -> tuple[Tensor, ...]:
     request, seed = _unpack(args)
-    found = strips.backward(request, seed, (output, lse), d_output, d_f, d_memory, d_state, bias_grad)
+    found = strips.backward(request, seed, (output, lse), d_output, d_f, d_memory, d_final_f, bias_grad)
     # A gradient has the dtype of its input; what has none is empty, as an operator returns tensors only.
     return tuple(
         output.new_empty(0) if gradient is None else gradient.to(getattr(request, name).dtype)
@@ -209,7 +212,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: strips.Forward) -> None:
     ctx.save_for_backward(*output[:2], *(x for x in tensors if x is not None))
 
 
-def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_f: Any, d_memory: Any, d_state: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_f: Any, d_memory: Any, d_final_f: Any) -> tuple[Any, ...]:
     output, lse, *saved = ctx.saved_tensors
     tensors = [saved.pop(0) if given else None for given in ctx.given]
     if d_output is None:
@@ -217,7 +220,7 @@ def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_f: Any, d_memory: Any,
     *_, return_f, return_memory = ctx.settings
     d_f, d_memory = d_f if return_f else None, d_memory if return_memory else None
     needs = ctx.needs_input_grad[: len(strips.Gradients._fields)]
-    found = _run_backward(output, lse, d_output, d_f, d_memory, d_state, needs[5], *tensors, *ctx.settings)
+    found = _run_backward(output, lse, d_output, d_f, d_memory, d_final_f, needs[5], *tensors, *ctx.settings)
     gradients = [g if need else None for g, need in zip(found, needs, strict=True)]
     return (*gradients, *(None,) * (len(tensors) + len(ctx.settings) - len(gradients)))
 

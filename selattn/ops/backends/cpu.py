@@ -14,7 +14,7 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops import transforms
-from selattn.ops.backends.tile import compute_dtype
+from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Attention, Request
 from selattn.ops.sequences import visible_pairs
 from selattn.utils import native
@@ -38,16 +38,16 @@ def refusal(request: Request) -> str | None:
         f"its heads have at most {LARGEST_HEAD} features": max(r.query.shape[3], r.value.shape[3]) > LARGEST_HEAD,
         "it counts tokens in floating point, in fp32 up to 2^24": r.key.shape[2] > 2**24
         and r.query.dtype != torch.float64,
-        "it never holds the attention weights": r.return_weights,
-        "it never holds F": r.return_f,
-        "it has no dropout": r.dropout_p > 0,
+        "it never holds the attention weights": r.wanted.weights,
+        "it never holds F": r.wanted.f,
+        "it has no dropout": r.rules.dropout_p > 0,
         "it has no additive bias": r.bias is not None,
         "it takes masks as sequences and windows only": r.mask is not None,
-        "it has no sparse patterns": r.pattern is not None,
+        "it has no sparse patterns": r.rules.pattern is not None,
         "it has one selection mask": r.masks > 1,
         "it has no separate bilinear form": r.selection_query is not None,
         "it has one order of eviction for all heads": r.until is not None and r.until.shape[1] > 1,
-        "it has no gradient through the state": gradient and (r.return_state or r.state is not None),
+        "it has no gradient through an initial or final F": gradient and (r.wanted.final_f or r.initial_f is not None),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
@@ -59,39 +59,39 @@ def _differentiated(request: Request) -> bool:
 
 def attend(request: Request) -> Attention:
     """See `Request` and `Attention`."""
-    r, selection = request, request.selection
+    r, selection = request, request.rules.selection
     heads = r.query.shape[1]
     settings = _Settings(
         scale=r.scale,
-        softcap=r.softcap or 0.0,
+        softcap=r.rules.softcap or 0.0,
         selecting=-1 if selection is None else selection.heads[0],
         relu=selection is None or selection.relu,
         protect_first=selection is None or selection.protect_first,
         protect_self=selection is None or selection.protect_self,
         shift=selection is None or selection.shift,
-        tau=r.tau,
-        window=r.window or 0,
-        tolerance=r.tolerance,
-        memory=r.return_memory,
-        state_out=r.return_state,
-        living=r.return_living,
+        tau=r.rules.tau,
+        window=r.rules.window or 0,
+        tolerance=r.rules.tolerance,
+        memory=r.wanted.memory,
+        final_f=r.wanted.final_f,
+        living=r.wanted.living,
         gradient=_differentiated(r),
     )
     assert settings.selecting < heads
-    tensors = (r.query, r.key, r.value, r.strength, r.start, r.until, r.state)
-    output, _, memory, state, _, _, living = _run(*tensors, *settings)
+    tensors = (r.query, r.key, r.value, r.strength, r.start, r.until, r.initial_f)
+    output, _, memory, final_f, _, _, living = _run(*tensors, *settings)
     return Attention(
         output=output,
-        memory=memory.unsqueeze(1) if r.return_memory else None,
-        state=state.unsqueeze(1) if r.return_state else None,
-        living=_share(living, r) if r.return_living else None,
+        memory=memory.unsqueeze(1) if r.wanted.memory else None,
+        final_f=final_f.unsqueeze(1) if r.wanted.final_f else None,
+        living=_share(living, r) if r.wanted.living else None,
     )
 
 
 def _share(living: Tensor, r: Request) -> Tensor:
     """Of the visible pairs, those that were computed; 1 where there is nothing to see."""
     until = None if r.until is None else r.until[:, 0].to(torch.int64)
-    pairs = visible_pairs(r.start, until, r.window, r.query.shape[2], r.key.shape[2])
+    pairs = visible_pairs(r.start, until, r.rules.window, r.query.shape[2], r.key.shape[2])
     return torch.where(pairs > 0, living.double() / pairs.clamp(min=1), 1.0)
 
 
@@ -109,7 +109,7 @@ class _Settings(NamedTuple):
     window: int  # 0: none
     tolerance: float
     memory: bool
-    state_out: bool
+    final_f: bool
     living: bool
     gradient: bool
 
@@ -120,7 +120,7 @@ class _Found(NamedTuple):
     output: Tensor  # [B, H, N, Dv]
     lse: Tensor  # [B, H, N]
     memory: Tensor  # [B, N]
-    state: Tensor  # [B, M]
+    final_f: Tensor  # [B, M]
     block_f: Tensor  # [B, blocks * M] F at the first row of each block, for the backward pass
     dead: Tensor  # [B, M] the block from which a column is dead
     living: Tensor  # [B] pairs of a query and a living key
@@ -129,11 +129,11 @@ class _Found(NamedTuple):
 _INTS = ("B", "H", "G", "N", "M", "D", "Dv", "dtype", "threads")
 _STRIDES = ("query_stride", "key_stride", "value_stride", "d_output_stride")
 _SELECTION = ("selecting", "relu", "protect_first", "protect_self", "shift")
-_RESULTS = ("output", "lse", "memory", "state_out", "block_f", "dead", "living")
+_RESULTS = ("output", "lse", "memory", "final_f", "block_f", "dead", "living")
 _BACKWARD = ("d_output", "d_memory", "dq", "dk", "dv")
-_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? strength, Tensor? start, Tensor? until, Tensor? state"
+_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? strength, Tensor? start, Tensor? until, Tensor? initial_f"
 _SETTINGS = """float scale, float softcap, int selecting, bool relu, bool protect_first, bool protect_self, bool shift,
-    float tau, int window, float tolerance, bool memory, bool state_out, bool living, bool gradient"""
+    float tau, int window, float tolerance, bool memory, bool final_f, bool living, bool gradient"""
 _N_TENSORS = _TENSORS.count("Tensor")
 
 
@@ -148,13 +148,13 @@ class _Problem(ctypes.Structure):
         *((name, ctypes.c_int64) for name in _SELECTION),
         *((name, ctypes.c_double) for name in ("strength", "tau")),
         ("window", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("start", "until", "state")),
+        *((name, ctypes.c_void_p) for name in ("start", "until", "initial_f")),
         ("tolerance", ctypes.c_double),
         *((name, ctypes.c_void_p) for name in (*_RESULTS, *_BACKWARD)),
     )
 
     def __init__(self, tensors: tuple[Any, ...], settings: _Settings) -> None:
-        query, key, value, strength, start, until, state = tensors
+        query, key, value, strength, start, until, initial_f = tensors
         super().__init__()
         self.held: list[Tensor] = []
         batch, self.B = query.shape[0], query.shape[0]
@@ -168,7 +168,9 @@ class _Problem(ctypes.Structure):
         self.strength = 1.0 if strength is None else float(strength)
         self.point("start", None if start is None else start.expand(batch, self.M).contiguous())
         self.point("until", None if until is None else until[:, 0].to(torch.int64).contiguous())
-        self.point("state", None if state is None else state[:, 0].to(compute_dtype(query.dtype)).contiguous())
+        self.point(
+            "initial_f", None if initial_f is None else initial_f[:, 0].to(compute_dtype(query.dtype)).contiguous()
+        )
 
     def point(self, name: str, x: Tensor | None) -> None:
         """Hand a tensor over; None, or an empty one, is a null pointer."""
@@ -200,7 +202,7 @@ def _empty(tensors: tuple[Any, ...], settings: _Settings) -> _Found:
         output=query.new_empty(batch, heads, rows, value.shape[3]),
         lse=exact.new_empty(batch, heads, rows),
         memory=exact.new_empty((batch, rows) if s.memory else 0),
-        state=exact.new_empty((batch, keys) if s.state_out else 0),
+        final_f=exact.new_empty((batch, keys) if s.final_f else 0),
         block_f=exact.new_empty(of_blocks),
         dead=exact.new_empty(batch, keys, dtype=torch.int32),
         living=exact.new_empty(batch if s.living else 0, dtype=torch.int64),

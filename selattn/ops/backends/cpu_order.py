@@ -13,8 +13,9 @@ from selattn.ops.backends import plain_order
 from selattn.ops.backends.cpu import DTYPES, LARGEST_HEAD
 from selattn.ops.backends.plain_order import Strip
 from selattn.ops.order import Order, OrderRequest, Ranking
+from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
-from selattn.ops.tokens import Rules, Tokens
+from selattn.ops.tokens import Tokens
 from selattn.utils import native
 from selattn.utils.structs import struct
 
@@ -34,6 +35,7 @@ def refusal(tokens: Tokens, rules: Rules) -> str | None:
         f"it runs on the CPU, not on {query.device.type}": query.device.type != "cpu",
         f"it takes fp32, fp64 and bf16, not {query.dtype}": query.dtype not in DTYPES,
         f"its heads have at most {LARGEST_HEAD} features": max(query.shape[3], tokens.value.shape[3]) > LARGEST_HEAD,
+        "it has no soft cap": rules.softcap is not None,
         "it has no sparse patterns": rules.pattern is not None,
         "it has no separate bilinear form": tokens.selection_query is not None,
     }
@@ -65,12 +67,12 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     number, parameter = policy.compiled() or (0, 0.0)
     # In a compiled graph it is one node; else it is called at once, which is quicker.
     call = _node if torch.compiler.is_compiling() else _from_keys
-    until, state, score, scores = call(
+    until, f, score, scores = call(
         tokens.query.detach(),
         request.keys.detach(),
         request.positions,
         request.before.until,
-        request.before.state.detach(),
+        request.before.f.detach(),
         request.before.score.detach(),
         rules.strength_of(tokens.query),
         number,
@@ -83,7 +85,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
         [switches.relu, switches.protect_first, switches.protect_self, switches.shift],
         request.history,
     )
-    return Order(until, state, score), scores if request.history else None
+    return Order(until, f, score), scores if request.history else None
 
 
 def _from_keys(
@@ -91,7 +93,7 @@ def _from_keys(
     keys: Tensor,
     positions: Tensor,
     until: Tensor,
-    state: Tensor,
+    f: Tensor,
     score: Tensor,
     strength: Tensor | None,
     policy: int,
@@ -125,7 +127,7 @@ def _from_keys(
         "selected": None,
     }
     kind = (policy, parameter)
-    found, scores = _evict(fields, kind, budget, selecting, positions, Order(until, state, score), history)
+    found, scores = _evict(fields, kind, budget, selecting, positions, Order(until, f, score), history)
     return *found, score.new_empty(0) if scores is None else scores
 
 
@@ -133,7 +135,7 @@ _node = torch.library.custom_op(
     "selattn::eviction_order",
     _from_keys,
     mutates_args=(),
-    schema="""(Tensor query, Tensor keys, Tensor positions, Tensor until, Tensor state, Tensor score, Tensor? strength,
+    schema="""(Tensor query, Tensor keys, Tensor positions, Tensor until, Tensor f, Tensor score, Tensor? strength,
         int policy, float parameter, int budget, int[] heads, int[] selecting, float scale, int window, bool[] switches,
         bool history) -> (Tensor, Tensor, Tensor, Tensor)""",
 )
@@ -141,9 +143,9 @@ _node = torch.library.custom_op(
 
 @_node.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    query, (until, state, score), history = args[0], args[3:6], args[-1]
+    query, (until, f, score), history = args[0], args[3:6], args[-1]
     scores = score.new_empty(query.shape[2], *score.shape) if history else score.new_empty(0)
-    return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (until, state, score)), scores)
+    return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (until, f, score)), scores)
 
 
 def order_of_strip(
@@ -178,8 +180,8 @@ def _evict(
     history: bool,
 ) -> tuple[Order, Tensor | None]:
     device = before.score.device
-    until = before.until.cpu().clone(memory_format=torch.contiguous_format)  # written to, like state and score
-    state, score = (x.detach().cpu().contiguous().clone() for x in (before.state, before.score))
+    until = before.until.cpu().clone(memory_format=torch.contiguous_format)  # written to, like F and score
+    f, score = (x.detach().cpu().contiguous().clone() for x in (before.f, before.score))
     batch, orders, entries = until.shape
     scores = score.new_empty(fields["n"], *score.shape) if history else None
     fields |= {
@@ -193,12 +195,12 @@ def _evict(
         "selecting": torch.tensor(selecting if orders > 1 else [0] * len(selecting), dtype=torch.int64),
         "positions": positions.cpu().contiguous(),
         "until": until,
-        "state": state,
+        "f": f,
         "score": score,
         "history": scores,
     }
     call_library("selattn_evict", struct("Eviction").pack(**fields), ctypes.c_int64(torch.get_num_threads()))
-    moved = Order(until.to(device), state.to(device), score.to(device))
+    moved = Order(until.to(device), f.to(device), score.to(device))
     return moved, None if scores is None else scores.to(device)
 
 

@@ -14,7 +14,7 @@ from selattn.utils.structs import struct
 
 def step_refusal(request: StepRequest) -> str | None:
     """Why the library cannot make this step; None if it can."""
-    policy, masks = request.policy, request.rules.masks(request.tokens)
+    policy, masks = request.policy, request.rules.masks(request.tokens.selection_query)
     reasons = {
         f"it does not know the policy {policy.name!r}": request.budget is not None and policy.compiled() is None,
         f"it keeps no slot free, as the policy {policy.name!r} does": policy.leaves_early,
@@ -29,10 +29,10 @@ def step_refusal(request: StepRequest) -> str | None:
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the slots are written to."""
     slots, tokens, rules = request.slots, request.tokens, request.rules
-    keys, values, position, state, length = slots.keys, slots.values, slots.position, slots.state, slots.length
+    keys, values, position, f, length = slots.keys, slots.values, slots.position, slots.f, slots.length
     assert keys is not None
     assert values is not None
-    assert all(x.is_contiguous() for x in (keys, values, position, state, length))
+    assert all(x.is_contiguous() for x in (keys, values, position, f, length))
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (tokens.query, tokens.key, tokens.value))
     batch, heads, _, size = query.shape
     groups, places, value_size = values.shape[1:]
@@ -61,7 +61,7 @@ def step(request: StepRequest) -> Tensor:
         keys=keys,
         values=values,
         position=position,
-        state=None if rules.selection is None else state,
+        f=None if rules.selection is None else f,
         length=length,
         scale=rules.scale_of(query),
         strength=float(rules.strength),
@@ -71,7 +71,7 @@ def step(request: StepRequest) -> Tensor:
         protect_self=switches.protect_self,
         shift=switches.shift,
         window=rules.window or 0,
-        out=out,
+        output=out,
     )
     call_library("selattn_decode", packed)
     return out

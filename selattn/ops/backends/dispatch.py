@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import transforms
+from selattn.ops import autocast, transforms
 from selattn.ops.backends import chunked, cpu, cpu_order, cpu_step, reference, sdpa, triton
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import Order, OrderRequest, StepRequest
@@ -76,12 +76,23 @@ def find_backend(backend: str | Backend) -> Backend:
 
 
 def attend(request: Request, backend: str | Backend) -> Attention:
-    """Run the request on that backend."""
+    """Run the request on that backend, under autocast in its dtype."""
+    device = request.query.device.type
+    if autocast.is_on(device):
+        names = ("query", "key", "value", "selection_query", "selection_key")
+        inputs = autocast.cast(*(getattr(request, name) for name in names))
+        request = request._replace(**dict(zip(names, inputs, strict=True)))
+    request = request._replace(wanted=request.wanted.of(request.rules))
+    with autocast.off(device):
+        return _attend(request, backend)
+
+
+def _attend(request: Request, backend: str | Backend) -> Attention:
     found = find_backend(choose(request) if backend == AUTO else backend)
     if reason := _refusal(found, request):
         raise _cannot(found, reason, [name for name, other in BACKENDS.items() if not _refusal(other, request)])
     result = found.attend(request)
-    if request.return_living and result.living is None:  # a backend that leaves nothing out
+    if request.wanted.living and result.living is None:  # a backend that leaves nothing out
         result = result._replace(living=request.query.new_ones(request.query.shape[0], dtype=torch.float64))
     return result
 
@@ -129,7 +140,7 @@ def choose(request: Request) -> str:
     Everything that it can do: `cpu`, the compiled kernel, the fastest at every length that was measured.
     Everything else: `chunked`, linear in memory too.
     """
-    if request.return_weights or transforms.refusal(request) is not None:
+    if request.wanted.weights or transforms.refusal(request) is not None:
         return "reference"
     if sdpa.plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
         return "sdpa"

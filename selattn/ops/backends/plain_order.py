@@ -12,8 +12,8 @@ from torch.nn import functional as nnf
 from selattn.ops.backends.tile import Tile, head_logits, selected, visible
 from selattn.ops.order import Kept, Order, OrderRequest, Ranking, victim
 from selattn.ops.request import Request
+from selattn.ops.rules import position_mask
 from selattn.ops.sequences import starts
-from selattn.ops.tokens import position_mask
 
 STRIP = 128  # queries whose logits are held at once
 
@@ -46,17 +46,15 @@ def order(request: OrderRequest, rows: Rows | None = None) -> tuple[Order, Tenso
         tokens.query,
         request.keys,
         request.keys,  # no values are mixed
-        scale=rules.scale_of(tokens.query),
+        rules._replace(window=None, pattern=None),  # they are in the mask
         start=starts(request.positions),
         mask=position_mask(request.positions, count, rules, heads),
-        selection=rules.selection,
         selection_query=tokens.selection_query,
         selection_key=request.selection_keys,
-        strength=rules.strength_of(tokens.query),
     )
     selecting = [] if rules.selection is None else [head // (heads // groups) for head in rules.selection.heads]
     if tokens.selection_query is not None:
-        selecting = [0] * rules.masks(tokens)  # a separate form belongs to no head; there is one order for all
+        selecting = [0] * call.masks  # a separate form belongs to no head; there is one order for all
     found, scores = request.before, []
     entries = request.positions.shape[-1]
     past = entries - count
@@ -84,7 +82,7 @@ def order(request: OrderRequest, rows: Rows | None = None) -> tuple[Order, Tenso
 
 def row_by_row(policy: Ranking, budget: int, strip: Strip, before: Order, history: bool) -> tuple[Order, Tensor | None]:
     """The order after the strip; with `history` also the scores after each of its rows."""
-    until, state, score = (x.clone() for x in before)
+    until, F, score = (x.clone() for x in before)
     _, orders, entries = until.shape
     heads, groups = strip.heads
     masks = 0 if strip.selected is None else strip.selected.shape[1]
@@ -96,7 +94,7 @@ def row_by_row(policy: Ranking, budget: int, strip: Strip, before: Order, histor
         real = strip.positions[:, None, i] >= 0
         kept = (strip.positions[:, None] >= 0) & (until > i) & (index < i)
         kept = kept & (index >= begins[:, None, i, None])
-        f = state.amin(1, keepdim=True) if masks and policy.needs_f else torch.zeros_like(score[:, :1])
+        f = F.amin(1, keepdim=True) if masks and policy.needs_f else torch.zeros_like(score[:, :1])
         early = policy.leaves(Kept(strip.positions[:, None].masked_fill(~kept, -1), score, f, budget))
         if early is not None:
             early = early & kept & real[..., None]
@@ -111,13 +109,13 @@ def row_by_row(policy: Ranking, budget: int, strip: Strip, before: Order, histor
         if policy.needs_weights and strip.logits is not None:
             logits = strip.logits[:, :, r]
             if S is not None:
-                F = state if strip.shift else state + S
-                logits = logits - F.repeat_interleave(heads // masks, 1)
+                own_f = F if strip.shift else F + S
+                logits = logits - own_f.repeat_interleave(heads // masks, 1)
             seen = kept if orders == 1 else kept.repeat_interleave(heads // groups, 1)
             weights = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
             mean = weights.unflatten(1, (orders, -1)).mean(2)
             score = torch.where(real[..., None], policy.update(score, mean), score)
         if S is not None:
-            state = torch.where(real[..., None], state + S, state)
+            F = torch.where(real[..., None], F + S, F)
         scores.append(score)
-    return Order(until, state, score), torch.stack(scores) if history else None
+    return Order(until, F, score), torch.stack(scores) if history else None

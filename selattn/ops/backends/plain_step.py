@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from selattn.errors import SelattnError
 from selattn.ops.backends.tile import by_group, products
 from selattn.ops.order import Kept, StepRequest, victim
 from selattn.ops.patterns import pattern_visible
@@ -16,6 +17,8 @@ from selattn.ops.selection import step as accumulate_step
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the token that leaves is overwritten."""
     slots, rules, used = request.slots, request.rules, request.used
+    if rules.softcap is not None:
+        raise SelattnError("decoding has no soft cap yet: leave the cache out")
     assert slots.keys is not None
     assert slots.values is not None
     query, now = request.tokens.query, slots.length[:, None]  # the new token's position
@@ -35,7 +38,7 @@ def step(request: StepRequest) -> Tensor:
             head = torch.arange(heads, device=query.device)
             shown = shown.expand(-1, heads, -1, -1)[:, head, head // (heads // orders), None]
         seen = seen & shown
-    bias = torch.zeros((), dtype=slots.state.dtype, device=query.device)
+    bias = torch.zeros((), dtype=slots.f.dtype, device=query.device)
     if rules.selection is not None:
         bias = -_select(request, keys, position, seen, now)  # [B, S, 1, C]
         if bias.shape[1] > 1:
@@ -51,9 +54,9 @@ def _free_slot(request: StepRequest) -> Tensor:
     first = empty.to(torch.uint8).argmax(-1)
     if request.budget is None:
         return first
-    score = slots.score if policy.needs_weights else torch.zeros_like(slots.position, dtype=slots.state.dtype)
-    reads = policy.needs_f and slots.state.shape[1]
-    f = slots.state[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
+    score = slots.score if policy.needs_weights else torch.zeros_like(slots.position, dtype=slots.f.dtype)
+    reads = policy.needs_f and slots.f.shape[1]
+    f = slots.f[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
     leaves = victim(policy, Kept(slots.position, score, f, request.budget))
     return torch.where((position >= 0).sum(-1) < request.budget, first, leaves)
 
@@ -68,7 +71,7 @@ def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
     slots.values.scatter_(2, at.expand(-1, -1, 1, slots.values.shape[-1]), tokens.value)
     here = slot[..., None]
     slots.position.scatter_(-1, here, now[:, None].expand_as(here).to(slots.position.dtype))
-    slots.state.scatter_(-1, here[:, None].expand(-1, slots.state.shape[1], -1, -1), 0.0)
+    slots.f.scatter_(-1, here[:, None].expand(-1, slots.f.shape[1], -1, -1), 0.0)
     if request.policy.needs_weights:
         slots.score.scatter_(-1, here, 0.0)
     if slots.selection_keys is not None and tokens.selection_key is not None:
@@ -83,7 +86,7 @@ def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, 
     slots, tokens, rules, used = request.slots, request.tokens, request.rules, request.used
     selection = rules.selection
     assert selection is not None
-    exact = slots.state.dtype
+    exact = slots.f.dtype
     if tokens.selection_query is not None and slots.selection_keys is not None:
         scale = tokens.selection_query.shape[-1] ** -0.5
         logits = products(tokens.selection_query.to(exact), slots.selection_keys[..., :used, :].to(exact)) * scale
@@ -96,9 +99,9 @@ def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, 
         visible_to_it = seen if seen.shape[1] == 1 else seen[:, heads]
     allowed = visible_to_it & ~selection.exempt(position, now[:, None]).unsqueeze(-2)
     S = constrain(logits, allowed, selection.relu, rules.strength_of(tokens.query))
-    F, after = accumulate_step(S, slots.state[..., :used], selection.shift)  # both [B, S, 1, C]: one order for all
+    F, after = accumulate_step(S, slots.f[..., :used], selection.shift)  # both [B, S, 1, C]: one order for all
     F = F.clone() if selection.shift else F
-    slots.state[..., :used] = after
+    slots.f[..., :used] = after
     return F
 
 
@@ -108,7 +111,7 @@ def _mix(request: StepRequest, keys: Tensor, values: Tensor, bias: Tensor) -> Te
     if not request.policy.needs_weights:
         bias = bias.to(query.dtype) if query.device.type != "cpu" else bias
         return nnf.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=rules.scale, enable_gqa=True)
-    exact = slots.state.dtype
+    exact = slots.f.dtype
     weights = (products(query.to(exact), keys.to(exact)) * rules.scale_of(query) + bias).softmax(-1)  # [B, H, 1, C]
     weights = weights.nan_to_num(0.0)  # of a query to which a pattern shows nothing
     mean = weights.squeeze(-2).unflatten(1, (slots.position.shape[1], -1)).mean(2)

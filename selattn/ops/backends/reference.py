@@ -12,7 +12,6 @@ from torch.nn import functional as nnf
 from selattn.ops.backends.seen import seen_logits, seen_product
 from selattn.ops.backends.tile import (
     by_mask,
-    compute_dtype,
     may_select,
     seen_by_selection,
     selecting_logits,
@@ -20,6 +19,7 @@ from selattn.ops.backends.tile import (
     visible,
     whole,
 )
+from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Attention, Request
 from selattn.ops.selection import accumulate, constrain, memory
 
@@ -41,27 +41,27 @@ def attend(request: Request) -> Attention:
     key, value = (x.to(dtype).repeat_interleave(shared, 1) for x in (request.key, request.value))
     seen = visible(request, whole(request))
 
-    logits = soft_capped(seen_logits(query, key, seen) * request.scale, request.softcap)
+    logits = soft_capped(seen_logits(query, key, seen) * request.scale, request.rules.softcap)
     if request.bias is not None:
         logits = logits + request.bias.to(dtype)
 
-    F, M, state = None, None, None
-    if request.selection is not None:
+    F, M, final_f, selection = None, None, None, request.rules.selection
+    if selection is not None:
         from_head = request.selection_query is None
-        S = logits[:, list(request.selection.heads)] if from_head else selecting_logits(request, whole(request), seen)
-        S = constrain(S, may_select(request, whole(request), seen), request.selection.relu, request.strength)
-        F, state = accumulate(S, request.state, request.selection.shift)
+        S = logits[:, list(selection.heads)] if from_head else selecting_logits(request, whole(request), seen)
+        S = constrain(S, may_select(request, whole(request), seen), selection.relu, request.strength)
+        F, final_f = accumulate(S, request.initial_f, selection.shift)
         logits = (by_mask(logits, request.masks) - F.unsqueeze(2)).flatten(1, 2)
-        M = memory(F, seen_by_selection(request, seen), request.tau) if request.return_memory else None
+        M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
 
     weights = masked_softmax(logits, seen)
-    mixed = seen_product(nnf.dropout(weights, request.dropout_p), value, seen)
+    mixed = seen_product(nnf.dropout(weights, request.rules.dropout_p), value, seen)
     return Attention(
         output=mixed.to(request.query.dtype),
-        f=F if request.return_f else None,
+        f=F if request.wanted.f else None,
         memory=M,
-        state=state if request.return_state else None,
-        weights=weights if request.return_weights else None,
+        final_f=final_f if request.wanted.final_f else None,
+        weights=weights if request.wanted.weights else None,
     )
 
 

@@ -17,8 +17,10 @@ from torch.nn import functional as nnf
 from selattn.ops import transforms
 from selattn.ops.backends import strips
 from selattn.ops.backends.seen import finite
-from selattn.ops.backends.tile import compute_dtype, seen_by_selection, selected, visible, whole
+from selattn.ops.backends.tile import seen_by_selection, selected, visible, whole
+from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Attention, Request
+from selattn.ops.rules import Rules
 from selattn.ops.selection import accumulate, memory
 
 
@@ -29,9 +31,9 @@ def unavailable() -> str | None:
 
 def refusal(request: Request) -> str | None:
     """Why this backend cannot do what is asked; None if it can."""
-    if request.softcap is not None:
+    if request.rules.softcap is not None:
         return "PyTorch's kernel has no soft cap"
-    if request.return_weights:
+    if request.wanted.weights:
         return "PyTorch's kernel does not give its weights"
     return None
 
@@ -41,10 +43,11 @@ def attend(request: Request) -> Attention:
     if plain_causal(request):
         return Attention(_sdpa(request, None))
     seen = visible(request, whole(request))
-    F, M, state, bias, left = None, None, None, request.bias, seen
-    if request.selection is not None:
-        F, state = accumulate(selected(request, whole(request), seen), request.state, request.selection.shift)
-        M = memory(F, seen_by_selection(request, seen), request.tau) if request.return_memory else None
+    F, M, final_f, bias, left = None, None, None, request.bias, seen
+    selection = request.rules.selection
+    if selection is not None:
+        F, final_f = accumulate(selected(request, whole(request), seen), request.initial_f, selection.shift)
+        M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
         followed = F if request.masks == 1 else F.repeat_interleave(request.query.shape[1] // request.masks, 1)
         # An F of infinity is no mask to the kernel, which would not look at the logit: infinity minus infinity is NaN.
         left = seen & (followed != torch.inf)
@@ -56,22 +59,22 @@ def attend(request: Request) -> Attention:
     output = _sdpa(request, bias).masked_fill(~left.any(-1, keepdim=True), torch.nan)
     return Attention(
         output=output.masked_fill(~seen.any(-1, keepdim=True), 0.0),
-        f=F if request.return_f else None,
+        f=F if request.wanted.f else None,
         memory=M,
-        state=state if request.return_state else None,
+        final_f=final_f if request.wanted.final_f else None,
     )
 
 
 def plain_causal(request: Request) -> bool:
     """Whether this is standard attention with nothing but causality, PyTorch's own fastest case."""
     r = request
-    limits = (r.selection, r.start, r.until, r.window, r.pattern, r.mask, r.bias)
+    limits = (r.rules.selection, r.rules.window, r.rules.pattern, r.start, r.until, r.mask, r.bias)
     return r.offset == 0 and all(limit is None for limit in limits)
 
 
 def _sdpa(request: Request, bias: Tensor | None) -> Tensor:
     query, key, value = request.query, request.key, request.value
-    if query.device.type in ("cpu", "meta") and not request.dropout_p:
+    if query.device.type in ("cpu", "meta") and not request.rules.dropout_p:
         return _flash(query, key, value, bias, request.scale)[0]
     query, scale = _with_positive_scale(query, request.scale)
     return nnf.scaled_dot_product_attention(
@@ -80,7 +83,7 @@ def _sdpa(request: Request, bias: Tensor | None) -> Tensor:
         value,
         # Other devices' kernels want the bias in the inputs' dtype: F was summed in fp32 and is rounded once, here.
         attn_mask=None if bias is None else bias.to(query.dtype),
-        dropout_p=request.dropout_p,
+        dropout_p=request.rules.dropout_p,
         is_causal=bias is None,
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -121,7 +124,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sca
     if not finite(output) or _hides(
         output, lse, bias
     ):  # by what a row sees, or by what it does not see: `strips` knows
-        output, lse, *_ = strips.forward(Request(query, key, value, scale, bias=bias), 0)
+        output, lse, *_ = strips.forward(Request(query, key, value, Rules(scale=scale), bias=bias), 0)
     return output.contiguous(), lse.contiguous()
 
 
@@ -167,7 +170,7 @@ def _backward(
         cut = [x[..., : like.shape[-1]] for x, like in ((dq, query), (dk, key), (dv, value))]
         if finite(*cut):
             return cut[0].contiguous(), cut[1].contiguous(), cut[2].contiguous(), nothing
-    request = Request(query, key, value, scale, bias=bias)
+    request = Request(query, key, value, Rules(scale=scale), bias=bias)
     found = strips.backward(request, 0, (output, lse), d_output, bias_grad=bias_grad)
     d_bias = nothing if found.bias is None or bias is None else found.bias.to(bias.dtype)
     return found.query.to(query.dtype), found.key.to(key.dtype), found.value.to(value.dtype), d_bias

@@ -2,7 +2,7 @@
 
 F depends on earlier queries of the same column only. That decides both directions:
 
-    forward   row strips, top to bottom: all keys of a few queries. The state of F after one strip starts the next,
+    forward   row strips, top to bottom: all keys of a few queries. F after one strip starts the next,
               and a strip holds whole rows, so its softmax needs no second pass.
     backward  column strips: all queries of a few keys. A strip holds whole columns, so F and its reverse running sum
               dS[k, j] = sum over i > k of dF[i, j] are each one cumulative sum, and nothing of F was stored.
@@ -14,7 +14,7 @@ The backward pass, with P the weights, dP = dO V^T and delta = rowsum(dO * O), f
     dA of the selecting head += dS where its logit is positive and may select
 
 exp is written exp2(x log2 e): PyTorch's exp falls into a path that is up to 80 times slower where results underflow, as
-those of forgotten keys do.
+those of masked keys do.
 
 Both directions go by plain products first. 0 * NaN is NaN, so a number that a row does not see may have reached it.
 Where a result is not finite, all is done once more with the products of `seen`, in which that cannot be.
@@ -34,7 +34,6 @@ from selattn.ops.backends.tile import (
     Tile,
     by_group,
     by_mask,
-    compute_dtype,
     cut,
     may_select,
     products,
@@ -44,6 +43,7 @@ from selattn.ops.backends.tile import (
     soft_capped,
     visible,
 )
+from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Request
 from selattn.ops.selection import (
     accumulate,
@@ -62,13 +62,13 @@ DROPOUT_BLOCK = 128
 
 
 class Forward(NamedTuple):
-    """What the forward pass gives: [B,H,N,Dv], [B,H,N], and F, M and the state, each empty if there is none."""
+    """What the forward pass gives: [B,H,N,Dv], [B,H,N], and F, M and the final F, each empty if there is none."""
 
     output: Tensor
     lse: Tensor
     f: Tensor
     memory: Tensor
-    state: Tensor
+    final_f: Tensor
 
 
 class Gradients(NamedTuple):
@@ -80,7 +80,7 @@ class Gradients(NamedTuple):
     selection_query: Tensor | None
     selection_key: Tensor | None
     bias: Tensor | None
-    state: Tensor | None
+    initial_f: Tensor | None
 
 
 class _Logits(NamedTuple):
@@ -92,7 +92,7 @@ class _Logits(NamedTuple):
     allowed: Tensor | None  # where they may select
     seen: Tensor
     f: Tensor | None
-    state: Tensor | None
+    final_f: Tensor | None
 
 
 def forward(request: Request, seed: int) -> Forward:
@@ -109,9 +109,9 @@ def _forward(request: Request, seed: int, careful: bool) -> Forward:
     keys, masks = key.shape[2], request.masks
     output = query.new_zeros(batch, heads, rows, value.shape[3])
     lse = query.new_full((batch, heads, rows), torch.inf)
-    f = query.new_zeros(batch, masks, rows, keys) if request.return_f else query.new_empty(0)
-    state = query.new_zeros(batch, masks, keys) if request.state is None else request.state.clone()
-    kept = query.new_zeros(batch, masks, rows) if request.return_memory else query.new_empty(0)
+    f = query.new_zeros(batch, masks, rows, keys) if request.wanted.f else query.new_empty(0)
+    running = query.new_zeros(batch, masks, keys) if request.initial_f is None else request.initial_f.clone()
+    kept = query.new_zeros(batch, masks, rows) if request.wanted.memory else query.new_empty(0)
 
     height = strip_width(batch * heads * keys)
     for r0 in range(0, rows, height):
@@ -119,23 +119,23 @@ def _forward(request: Request, seed: int, careful: bool) -> Forward:
         t = Tile(r0, r1, _first_column(request, r0, r1), request.offset + r1)
         if t.c0 >= t.c1:  # padding only
             continue
-        logits = _logits(request, t, query, key, state[..., t.c0 : t.c1], careful)
-        if logits.f is not None and logits.state is not None:
-            state[..., t.c0 : t.c1] = logits.state
-            if request.return_f:
+        logits = _logits(request, t, query, key, running[..., t.c0 : t.c1], careful)
+        if logits.f is not None and logits.final_f is not None:
+            running[..., t.c0 : t.c1] = logits.final_f
+            if request.wanted.f:
                 f[..., r0:r1, t.c0 : t.c1] = logits.f
-            if request.return_memory:
-                kept[..., r0:r1] = memory(logits.f, seen_by_selection(request, logits.seen), request.tau)
+            if request.wanted.memory:
+                kept[..., r0:r1] = memory(logits.f, seen_by_selection(request, logits.seen), request.rules.tau)
         weights = logits.shifted
         top = weights.amax(-1, keepdim=True).clamp_(min=torch.finfo(weights.dtype).min)
         weights.sub_(top).mul_(LOG2E).exp2_()
         total, sees = weights.sum(-1, keepdim=True), logits.seen.any(-1, keepdim=True)
         lse[..., r0:r1] = torch.where(sees, top + total.log(), torch.inf).squeeze(-1)
-        if request.dropout_p:
+        if request.rules.dropout_p:
             weights.mul_(dropout_scale(request, t, seed))
         mixed = _of_keys(weights, value[..., t.c0 : t.c1, :], logits.seen if careful else None)
         output[..., r0:r1, :] = mixed / torch.where(sees, total, 1.0)
-    return Forward(output, lse, f, kept, state)
+    return Forward(output, lse, f, kept, running)
 
 
 def backward(
@@ -145,11 +145,11 @@ def backward(
     d_output: Tensor,
     d_f: Tensor | None = None,
     d_memory: Tensor | None = None,
-    d_state: Tensor | None = None,
+    d_final_f: Tensor | None = None,
     bias_grad: bool = False,
 ) -> Gradients:
     """Column strips. `result` is the output and its log-sum-exp."""
-    given = (request, seed, result, d_output, d_f, d_memory, d_state, bias_grad)
+    given = (request, seed, result, d_output, d_f, d_memory, d_final_f, bias_grad)
     found = _backward(*given, careful=False)
     return found if finite(*found) else _backward(*given, careful=True)
 
@@ -161,7 +161,7 @@ def _backward(
     d_output: Tensor,
     d_f: Tensor | None,
     d_memory: Tensor | None,
-    d_state: Tensor | None,
+    d_final_f: Tensor | None,
     bias_grad: bool,
     careful: bool,
 ) -> Gradients:
@@ -173,11 +173,11 @@ def _backward(
     dbias = query.new_zeros(request.bias.shape) if bias_grad and request.bias is not None else None
     sq, sk = (None if x is None else x.to(query.dtype) for x in (request.selection_query, request.selection_key))
     dsq, dsk = (None if x is None else x.new_zeros(x.shape) for x in (sq, sk))
-    dstate = None
-    if request.state is not None:
-        dstate = request.state.new_zeros(request.state.shape)
-        if d_state is not None:
-            dstate += d_state
+    d_initial_f = None
+    if request.initial_f is not None:
+        d_initial_f = request.initial_f.new_zeros(request.initial_f.shape)
+        if d_final_f is not None:
+            d_initial_f += d_final_f
 
     width = strip_width(query.shape[0] * query.shape[1] * query.shape[2])
     for c0 in range(0, key.shape[2], width):
@@ -186,14 +186,14 @@ def _backward(
         if t.r0 >= t.r1:
             continue
         rows, cols = slice(t.r0, t.r1), slice(c0, c1)
-        begin = None if request.state is None else request.state[..., cols]
+        begin = None if request.initial_f is None else request.initial_f[..., cols]
         logits = _logits(request, t, query, key, begin, careful)
         seen, hidden = (logits.seen, ~logits.seen) if careful else (None, None)
         weights = logits.shifted.sub_(lse[..., rows, None]).mul_(LOG2E).exp2_()
         if hidden is not None:
             weights.masked_fill_(hidden, 0.0)
         d_weights = products(d_out[..., rows, :], value[..., cols, :])
-        if request.dropout_p:
+        if request.rules.dropout_p:
             scale = dropout_scale(request, t, seed)
             d_weights.mul_(scale)
             dv[..., cols, :] = _into_keys(weights * scale, d_out[..., rows, :], value, seen)
@@ -204,17 +204,17 @@ def _backward(
             d_logits.masked_fill_(hidden, 0.0)
 
         if logits.f is not None and logits.selecting is not None and logits.allowed is not None:
-            selection = request.selection
+            selection = request.rules.selection
             assert selection is not None
             dF = by_mask(d_logits, request.masks).sum(2).neg_()
             if d_f is not None:
                 dF += d_f[..., rows, cols]
             if d_memory is not None:
                 selecting_sees = seen_by_selection(request, logits.seen)
-                dF += memory_backward(d_memory[..., rows], logits.f, selecting_sees, request.tau)
-            dS, d_begin = accumulate_backward(dF, None if d_state is None else d_state[..., cols], selection.shift)
-            if dstate is not None:
-                dstate[..., cols] = d_begin
+                dF += memory_backward(d_memory[..., rows], logits.f, selecting_sees, request.rules.tau)
+            dS, d_begin = accumulate_backward(dF, None if d_final_f is None else d_final_f[..., cols], selection.shift)
+            if d_initial_f is not None:
+                d_initial_f[..., cols] = d_begin
             d_selecting = constrain_backward(dS, logits.selecting, logits.allowed, selection.relu, request.strength)
             if sq is not None and sk is not None and dsq is not None and dsk is not None:
                 d_selecting *= separate_scale(request)
@@ -228,12 +228,12 @@ def _backward(
         if dbias is not None:
             part = cut(dbias, t)
             part += d_logits.sum_to_size(part.shape)
-        if logits.capped is not None and request.softcap is not None:
-            d_logits *= 1 - (logits.capped / request.softcap) ** 2
+        if logits.capped is not None and request.rules.softcap is not None:
+            d_logits *= 1 - (logits.capped / request.rules.softcap) ** 2
         d_logits *= request.scale
         dq[..., rows, :] += _of_keys(d_logits, key[..., cols, :], seen)
         dk[..., cols, :] = _into_keys(d_logits, query[..., rows, :], key, seen)
-    return Gradients(dq, dk, dv, dsq, dsk, dbias, dstate)
+    return Gradients(dq, dk, dv, dsq, dsk, dbias, d_initial_f)
 
 
 def strip_width(length: int) -> int:
@@ -260,8 +260,8 @@ def dropout_scale(request: Request, t: Tile, seed: int) -> Tensor:
         rows.append(torch.cat(row, -1))
     drawn = torch.cat(rows, -2)
     top, left = t.r0 % size, t.c0 % size
-    kept = drawn[..., top : top + t.r1 - t.r0, left : left + t.c1 - t.c0] >= request.dropout_p
-    return kept.to(compute_dtype(request.query.dtype)) / (1 - request.dropout_p)
+    kept = drawn[..., top : top + t.r1 - t.r0, left : left + t.c1 - t.c0] >= request.rules.dropout_p
+    return kept.to(compute_dtype(request.query.dtype)) / (1 - request.rules.dropout_p)
 
 
 def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
@@ -269,28 +269,28 @@ def _inputs(request: Request) -> tuple[Tensor, Tensor, Tensor]:
     return request.query.to(dtype), request.key.to(dtype), request.value.to(dtype)
 
 
-def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, state: Tensor | None, careful: bool) -> _Logits:
-    """Logits minus F for one tile. `state` is that of the tile's columns, before its first row."""
+def _logits(request: Request, t: Tile, query: Tensor, key: Tensor, initial_f: Tensor | None, careful: bool) -> _Logits:
+    """Logits minus F for one tile. `initial_f` is that of the tile's columns."""
     seen = visible(request, t)
     rows, cols = slice(t.r0, t.r1), slice(t.c0, t.c1)
     logits = products(query[..., rows, :], key[..., cols, :]).mul_(request.scale)
     capped = None
-    if request.softcap is not None:
-        logits = capped = soft_capped(logits, request.softcap)
+    if request.rules.softcap is not None:
+        logits = capped = soft_capped(logits, request.rules.softcap)
     if request.bias is not None:
         logits = logits + cut(request.bias, t)
     elif capped is not None:
         logits = capped.clone()
-    if request.selection is None:
+    if request.rules.selection is None:
         return _Logits(logits.masked_fill_(~seen, -torch.inf), capped, None, None, seen, None, None)
 
     if request.selection_query is None:
-        selecting = logits[:, list(request.selection.heads)]
+        selecting = logits[:, list(request.rules.selection.heads)]
     else:
         selecting = selecting_logits(request, t, seen)
     allowed = may_select(request, t, seen)
-    S = constrain(selecting, allowed, request.selection.relu, request.strength)
-    F, after = accumulate(S, state, request.selection.shift)
+    S = constrain(selecting, allowed, request.rules.selection.relu, request.strength)
+    F, after = accumulate(S, initial_f, request.rules.selection.shift)
     # One mask for all heads goes in with F, which is smaller than the logits by the number of heads. NaN - inf is NaN.
     shared = seen.shape[1] == 1 and not careful
     by_mask(logits, request.masks).sub_((F.masked_fill(~seen, torch.inf) if shared else F).unsqueeze(2))
@@ -318,11 +318,11 @@ def _into_keys(weights: Tensor, rows: Tensor, like: Tensor, seen: Tensor | None)
 def _first_column(request: Request, r0: int, r1: int) -> int:
     """The first key that rows r0:r1 can see; 0 when F is wanted, which is defined for all keys."""
     first = 0
-    if request.return_f or request.query.shape[0] == 0:
+    if request.wanted.f or request.query.shape[0] == 0:
         return first
-    if request.window is not None:
+    if request.rules.window is not None:
         rank = _ranks(request)
-        least = rank[:, request.offset + r0, None] - request.window + 1
+        least = rank[:, request.offset + r0, None] - request.rules.window + 1
         first = max(first, int(torch.searchsorted(rank, least).min()))
     if request.start is not None:
         first = max(first, int(request.start[:, request.offset + r0 : request.offset + r1].min()))
@@ -341,9 +341,9 @@ def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
     last = request.key.shape[2]
     if whole_column or request.query.shape[0] == 0:
         return request.query.shape[2]
-    if request.window is not None:
+    if request.rules.window is not None:
         rank = _ranks(request)
-        last = min(last, int(torch.searchsorted(rank, rank[:, c1 - 1, None] + request.window).max()))
+        last = min(last, int(torch.searchsorted(rank, rank[:, c1 - 1, None] + request.rules.window).max()))
     if request.until is not None:
         last = min(last, int(request.until[..., c0:c1].max()))
     if request.start is not None and last > 0:

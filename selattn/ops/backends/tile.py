@@ -13,6 +13,7 @@ from torch import Tensor
 
 from selattn.ops.backends.seen import seen_logits
 from selattn.ops.patterns import pattern_visible
+from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Request
 from selattn.ops.selection import constrain
 from selattn.ops.sequences import positions
@@ -30,11 +31,6 @@ class Tile(NamedTuple):
 def whole(request: Request) -> Tile:
     """The tile that is the whole matrix."""
     return Tile(0, request.query.shape[-2], 0, request.key.shape[-2])
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Logits, F, softmax and sums are fp32 for half-precision inputs."""
-    return torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype
 
 
 def cut(x: Tensor, t: Tile) -> Tensor:
@@ -56,16 +52,16 @@ def visible(request: Request, t: Tile) -> Tensor:
         seen = seen & ((j >= begin) & real[:, None, :])[:, None]
     if request.until is not None:
         seen = seen & (i < _each_head(request, request.until[..., t.c0 : t.c1]).unsqueeze(-2))
-    if request.window is not None or request.pattern is not None:
+    if request.rules.window is not None or request.rules.pattern is not None:
         # By positions in the sequence, without padding. Keys of other sequences are invisible already.
         at_i, at_j = i[None], j[None, None]  # [B or 1, n, 1] and [B or 1, 1, m]
         if request.start is not None:
             at = positions(request.start)
             at_i, at_j = at[:, request.offset + t.r0 : request.offset + t.r1, None], at[:, None, t.c0 : t.c1]
-        if request.window is not None:
-            seen = seen & (at_i - at_j < request.window)[:, None]
-        if request.pattern is not None:
-            seen = seen & pattern_visible(request.pattern, at_i, at_j, request.query.shape[1])
+        if request.rules.window is not None:
+            seen = seen & (at_i - at_j < request.rules.window)[:, None]
+        if request.rules.pattern is not None:
+            seen = seen & pattern_visible(request.rules.pattern, at_i, at_j, request.query.shape[1])
     if request.mask is not None:
         seen = seen & cut(request.mask, t)
     if request.bias is not None:
@@ -75,7 +71,7 @@ def visible(request: Request, t: Tile) -> Tensor:
 
 def may_select(request: Request, t: Tile, seen: Tensor) -> Tensor:
     """[B or 1, S or 1, n, m] bool: where S may differ from 0. `seen` is `visible` of the same tile."""
-    selection = request.selection
+    selection = request.rules.selection
     assert selection is not None
     allowed = seen_by_selection(request, seen)
     i = torch.arange(request.offset + t.r0, request.offset + t.r1, device=seen.device)[:, None]
@@ -90,12 +86,12 @@ def may_select(request: Request, t: Tile, seen: Tensor) -> Tensor:
 
 def seen_by_selection(request: Request, seen: Tensor) -> Tensor:
     """[B or 1, S or 1, n, m]: what the selecting heads see, of what all heads see."""
-    assert request.selection is not None
+    assert request.rules.selection is not None
     if seen.shape[1] == 1:
         return seen
     if request.selection_query is not None:
         return seen.any(1, keepdim=True)  # a separate form belongs to no head: it may select what any head sees
-    return seen[:, list(request.selection.heads)]
+    return seen[:, list(request.rules.selection.heads)]
 
 
 def products(query: Tensor, key: Tensor) -> Tensor:
@@ -125,7 +121,7 @@ def head_logits(request: Request, t: Tile) -> Tensor:
     """[B, H, n, m] logits of all heads, after scale, soft cap and bias; before F and masks."""
     dtype = compute_dtype(request.query.dtype)
     query, key = request.query[..., t.r0 : t.r1, :].to(dtype), request.key[..., t.c0 : t.c1, :].to(dtype)
-    logits = soft_capped(products(query, key) * request.scale, request.softcap)
+    logits = soft_capped(products(query, key) * request.scale, request.rules.softcap)
     return logits if request.bias is None else logits + cut(request.bias, t).to(dtype)
 
 
@@ -134,16 +130,16 @@ def selecting_logits(request: Request, t: Tile, seen: Tensor) -> Tensor:
 
     `seen` is `visible` of the same tile.
     """
-    assert request.selection is not None
+    assert request.rules.selection is not None
     dtype = compute_dtype(request.query.dtype)
     rows, cols, by_selection = slice(t.r0, t.r1), slice(t.c0, t.c1), seen_by_selection(request, seen)
     if request.selection_query is not None and request.selection_key is not None:
         query, key = request.selection_query[..., rows, :].to(dtype), request.selection_key[..., cols, :].to(dtype)
         return seen_logits(query, key, by_selection) * separate_scale(request)
-    heads, shared = list(request.selection.heads), request.query.shape[1] // request.key.shape[1]
+    heads, shared = list(request.rules.selection.heads), request.query.shape[1] // request.key.shape[1]
     query = request.query[:, heads, rows].to(dtype)
     key = request.key[:, [head // shared for head in heads], cols].to(dtype)
-    logits = soft_capped(seen_logits(query, key, by_selection) * request.scale, request.softcap)
+    logits = soft_capped(seen_logits(query, key, by_selection) * request.scale, request.rules.softcap)
     if request.bias is None:
         return logits
     bias = request.bias[:, heads] if request.bias.shape[1] > 1 else request.bias
@@ -152,9 +148,9 @@ def selecting_logits(request: Request, t: Tile, seen: Tensor) -> Tensor:
 
 def selected(request: Request, t: Tile, seen: Tensor) -> Tensor:
     """[B, S, n, m] the constrained S of a tile."""
-    assert request.selection is not None
+    assert request.rules.selection is not None
     allowed = may_select(request, t, seen)
-    return constrain(selecting_logits(request, t, seen), allowed, request.selection.relu, request.strength)
+    return constrain(selecting_logits(request, t, seen), allowed, request.rules.selection.relu, request.strength)
 
 
 def separate_scale(request: Request) -> float:

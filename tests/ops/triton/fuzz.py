@@ -4,7 +4,7 @@
 
 The rule is that of tests/ops/fuzz.py: the truth is the reference in fp64, and the error in the worst element may be
 twice that of the reference in the same precision, beside what rounding may do. It is written anew here for several
-masks, the separate form, biases and states.
+masks, the separate form, biases and an initial F.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.ops.fuzz import Example, laid_out, numbers, run, select_rarely, some_
 DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16)
 VALUES = ("normal", "normal", "normal", "sharp", "tiny", "equal", "equal rows", "zeros", "mixed")
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 47, 50, 64, 65)
-DIFFERENTIABLE = ("query", "key", "value", "selection_query", "selection_key", "attn_mask", "state")
+DIFFERENTIABLE = ("query", "key", "value", "selection_query", "selection_key", "attn_mask", "initial_f")
 
 
 def tiles(chance):
@@ -58,7 +58,7 @@ def draw(seed):
         inputs["selection_query"] = numbers(chance, "normal", (B, masks, N, Ds), dtype, tensor)
         inputs["selection_key"] = numbers(chance, "normal", (B, masks, M, Ds), dtype, tensor)
     if past:
-        inputs["state"] = torch.rand(B, masks, past, generator=tensor) * chance.choice((0.0, 1.0, 50.0))
+        inputs["initial_f"] = torch.rand(B, masks, past, generator=tensor) * chance.choice((0.0, 1.0, 50.0))
     on = (True, True, True, False)
     options = {
         "enable_gqa": True,
@@ -71,7 +71,7 @@ def draw(seed):
         "tau": chance.choice((1.0, 1.0, 0.3, 20.0)),
         "tolerance": chance.choice((2.0**-24, 2.0**-24, 0.0)),
         "return_memory": chance.random() < 0.7,
-        "return_state": chance.random() < 0.25,
+        "return_final_f": chance.random() < 0.25,
     }
     if chance.random() < 0.3:
         shape = (B, M) if chance.random() < 0.7 else (B, G, M)
@@ -94,8 +94,8 @@ def draw(seed):
         example.upstream["output"] = laid_out(chance, numbers(chance, kinds[3], (B, H, N, Dv), dtype, tensor))
         if options["return_memory"]:
             example.upstream["memory"] = torch.randn(B, masks, N, generator=tensor, dtype=torch.float64)
-        if options["return_state"]:
-            example.upstream["state"] = torch.randn(B, masks, M, generator=tensor, dtype=torch.float64)
+        if options["return_final_f"]:
+            example.upstream["final_f"] = torch.randn(B, masks, M, generator=tensor, dtype=torch.float64)
     return example, tiles(chance)
 
 
@@ -150,7 +150,7 @@ class Rounding:
         found = {
             "output": ((self.off + summed) @ value.abs()).max(),
             "memory": self.eps * keys**1.5 + near,
-            "state": (self.of_f[..., -1:, :] + 4 * self.eps * self.size.sum(-2, keepdim=True)).max(),
+            "final_f": (self.of_f[..., -1:, :] + 4 * self.eps * self.size.sum(-2, keepdim=True)).max(),
         }
         return found | (self.gradients(value, shared, rounded) if "output" in self.example.upstream else {})
 
@@ -166,11 +166,11 @@ class Rounding:
         off = d_logits.unflatten(1, (self.f.shape[1], -1)).sum(2)
         if "memory" in example.upstream:
             d_f = d_f + example.upstream["memory"][..., None].abs() / r.tau
-        if "state" in example.upstream:
-            d_f = d_f + example.upstream["state"][..., None, :].abs()
+        if "final_f" in example.upstream:
+            d_f = d_f + example.upstream["final_f"][..., None, :].abs()
         # dS is a sum over later rows; its products are made in TF32 for half precision.
         later = (off + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2) + rounded * d_f.flip(-2).cumsum(-2).flip(-2)
-        found = {"d state": later.max()}
+        found = {"d initial_f": later.max()}
 
         def of_keys(x):  # the heads that share one add up
             return x.unflatten(1, (-1, shared)).sum(2)
@@ -234,7 +234,7 @@ def check(seed, backend="triton"):
     near = run(inputs, example.options, gradients, "reference")
     lines = []
     for name, t in truth.items():
-        if near_relu and name.startswith("d ") and name not in ("d value", "d state"):
+        if near_relu and name.startswith("d ") and name not in ("d value", "d initial_f"):
             continue
         error, allowed = (got[name] - t).abs().nan_to_num(torch.inf).max(), 2 * (plain[name] - t).abs().max()
         largest, noise = t.abs().max(), (near[name] - t).abs().max()

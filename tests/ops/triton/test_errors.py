@@ -11,22 +11,26 @@ import torch
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Strided, causal_attention, selective_attention
 from selattn.ops.backends import triton
-from selattn.ops.request import Request
+from selattn.ops.request import AuxRequest, Request
+from selattn.ops.rules import Rules
 
 X = torch.randn(1, 2, 4, 8)
 
 
-def request(x=X, **more):
-    return Request(x, x, x, scale=1.0, selection=Selection(), **more)
+RULES = Rules(Selection(), scale=1.0)
+
+
+def request(x=X, wanted=None, rules=RULES, **more):
+    return Request(x, x, x, rules, wanted or AuxRequest(), **more)
 
 
 REFUSED = {
     "fp64": (request(X.double()), "it takes fp32, bf16 and fp16, not torch.float64"),
     "large heads": (request(torch.randn(1, 1, 2, 129)), "its heads have at most 128 features"),
-    "weights": (request(return_weights=True), "it never holds the attention weights"),
-    "f": (request(return_f=True), "it never holds F"),
-    "dropout": (request(dropout_p=0.1), "it has no dropout"),
-    "pattern": (request(pattern=Strided(2)), "it has no sparse patterns"),
+    "weights": (request(wanted=AuxRequest(weights=True)), "it never holds the attention weights"),
+    "f": (request(wanted=AuxRequest(f=True)), "it never holds F"),
+    "dropout": (request(rules=RULES._replace(dropout_p=0.1)), "it has no dropout"),
+    "pattern": (request(rules=RULES._replace(pattern=Strided(2))), "it has no sparse patterns"),
     "separate form in fp64": (request(selection_query=X.double(), selection_key=X.double()), "for the separate form"),
     "separate form, and a bias for each head": (
         request(selection_query=X, selection_key=X, bias=torch.zeros(1, 2, 4, 4)),

@@ -45,10 +45,10 @@ def refusal(request: Request) -> str | None:
         f"its heads have at most {LARGEST_HEAD} features": LARGEST_HEAD
         < max(r.query.shape[3], r.value.shape[3], selecting.shape[3]),
         "it counts tokens in 32 bits": r.key.shape[2] >= 2**30,
-        "it never holds the attention weights": r.return_weights,
-        "it never holds F": r.return_f,
-        "it has no dropout": r.dropout_p > 0,
-        "it has no sparse patterns": r.pattern is not None,
+        "it never holds the attention weights": r.wanted.weights,
+        "it never holds F": r.wanted.f,
+        "it has no dropout": r.rules.dropout_p > 0,
+        "it has no sparse patterns": r.rules.pattern is not None,
         "it has no separate bilinear form where heads have masks or biases of their own": r.selection_query is not None
         and any(x is not None and x.shape[1] > 1 for x in each_head[1:]),
     }

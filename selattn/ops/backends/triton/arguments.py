@@ -58,7 +58,7 @@ class Call(NamedTuple):
     last: Tensor | None  # [B, 1 or G, M] int32, one past the last row that sees a key; 0 for padding
     last_any: Tensor | None  # [B, M] the largest of them
     last_selecting: Tensor | None  # [B, S, M] one past the last row that may select a key; 0 if it is protected
-    state: Tensor | None  # [B, S, M] fp32, F before the first row
+    initial_f: Tensor | None  # [B, S, M] fp32, F before the first row
     low: Tensor | None  # [B, T] int32, the first key that some row of a block sees
     block_f: Tensor | None  # [B, S, T, M] fp32, F at the first row of each block
     columns: Tensor | None  # [B, lists, T, M] int32, the keys of each block, in order
@@ -86,8 +86,8 @@ class How(NamedTuple):
     lists: int  # lists for each row of the batch: S, or 1 in standard attention
     dies: bool  # columns may be dead
     leans_on_first: bool  # the bound for that may use the first token
-    state: bool
-    state_out: bool
+    initial_f: bool
+    final_f: bool
     memory: bool
     D: int
     D_padded: int

@@ -26,7 +26,7 @@ class Gradients(NamedTuple):
     selection_query: Tensor | None
     selection_key: Tensor | None
     bias: Tensor | None
-    state: Tensor | None
+    initial_f: Tensor | None
 
 
 class _Upstream(NamedTuple):
@@ -35,15 +35,15 @@ class _Upstream(NamedTuple):
     d_output: Tensor
     delta: Tensor
     memory: Tensor | None
-    state: Tensor | None
+    final_f: Tensor | None
 
 
 class _Selecting(NamedTuple):
-    """What selection adds: to the queries and keys of the selecting heads (not scaled yet), and to the state."""
+    """What selection adds: to the queries and keys of the selecting heads (not scaled yet), and to the initial F."""
 
     query: Tensor  # [B, S, N, Ds] fp32
     key: Tensor  # [B, S, M, Ds] fp32
-    state: Tensor  # [B, S, M] fp32
+    initial_f: Tensor  # [B, S, M] fp32
 
 
 def backward(
@@ -52,7 +52,7 @@ def backward(
     found: Found,
     d_output: Tensor,
     d_memory: Tensor | None,
-    d_state: Tensor | None,
+    d_final_f: Tensor | None,
     bias_grad: bool,
 ) -> Gradients:
     """Run it. `found` is what the forward pass gave."""
@@ -60,7 +60,7 @@ def backward(
 
     x = tensors
     dq, dk, dv = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in tensors[:3])
-    given = (x.selection_query, x.selection_key, x.state)
+    given = (x.selection_query, x.selection_key, x.initial_f)
     if x.query.shape[0] == 0:
         dsq, dsk, d_begin = (None if y is None else torch.empty_like(y) for y in given)
         return Gradients(dq, dk, dv, dsq, dsk, torch.zeros_like(x.bias) if x.bias is not None else None, d_begin)
@@ -73,7 +73,7 @@ def backward(
             d_output.to(x.query.dtype),
             torch.empty_like(found.lse),
             None if d_memory is None else d_memory.to(torch.float32).contiguous(),
-            d_state,
+            d_final_f,
         )
         d_rows = rows_of(upstream.d_output)
         launch(
@@ -96,7 +96,7 @@ def backward(
         scale = x.selection_query.shape[3] ** -0.5
         dsq, dsk = ((y * scale).to(x.selection_query.dtype) for y in selecting[:2])
     summed = None if d_bias is None or x.bias is None else d_bias.sum_to_size(x.bias.shape).to(x.bias.dtype)
-    d_begin = None if x.state is None or selecting is None else selecting.state.to(x.state.dtype)
+    d_begin = None if x.initial_f is None or selecting is None else selecting.initial_f.to(x.initial_f.dtype)
     return Gradients(dq, dk, dv, dsq, dsk, summed, d_begin)
 
 
@@ -133,14 +133,14 @@ def _selecting(
 
     assert call.query.data is not None
     batch, size, total = call.query.data.shape[0], config.rows, blocks(call, config)
-    whole = upstream.state is not None
+    whole = upstream.final_f is not None
     end = -(-(call.N + how.shift) // size) if whole else total
     dq = found.lse.new_zeros(batch, call.S, call.N, how.Ds)
     dk = found.lse.new_zeros(batch, call.S, call.M, how.Ds)
-    if upstream.state is None:
+    if upstream.final_f is None:
         later = found.lse.new_zeros(batch, call.S, call.M)
     else:
-        later = upstream.state.to(torch.float32).clone(memory_format=torch.contiguous_format)
+        later = upstream.final_f.to(torch.float32).clone(memory_format=torch.contiguous_format)
     count = max(1, min(end, STRIP_BYTES // (4 * batch * call.S * call.M * size)))
     strip = count * size
     df = found.lse.new_empty(batch, call.S, strip, call.M)

@@ -21,7 +21,7 @@ class Found(NamedTuple):
     output: Tensor  # [B, H, N, Dv]
     lse: Tensor  # [B, H, N] fp32, base 2
     memory: Tensor  # [B, S, N] fp32
-    state: Tensor  # [B, S, M] fp32
+    final_f: Tensor  # [B, S, M] fp32
     living: Tensor  # [B] fp64
     block_f: Tensor  # [B, S, T, M] fp32, base 2
     dead: Tensor  # [B, S, M] int32
@@ -36,7 +36,7 @@ def empty(tensors: Tensors, settings: Settings, rows: int, dies: bool) -> Found:
         output=query.new_empty(batch, heads, count, tensors.value.shape[3]),
         lse=exact.new_empty(batch, heads, count),
         memory=exact.new_empty((batch, masks, count) if s.memory else 0),
-        state=exact.new_empty((batch, masks, keys) if s.state_out else 0),
+        final_f=exact.new_empty((batch, masks, keys) if s.final_f else 0),
         living=exact.new_empty(batch if s.living else 0, dtype=torch.float64),
         block_f=exact.new_empty((batch, masks, -(-count // rows), keys) if masks else 0),
         dead=exact.new_empty((batch, masks, keys) if dies else 0, dtype=torch.int32),
@@ -72,7 +72,7 @@ def forward(tensors: Tensors, settings: Settings) -> Found:
 
 
 def select(ready: Prepared, found: Found, tensors: Tensors) -> Call:
-    """F at the first row of each block, who is dead from there, and the state; `found` is written to."""
+    """F at the first row of each block, who is dead from there, and the final F; `found` is written to."""
     from selattn.ops.backends.triton.kernels.select import bounds
     from selattn.ops.backends.triton.kernels.select import select as run
 
@@ -101,7 +101,7 @@ def select(ready: Prepared, found: Found, tensors: Tensors) -> Call:
     launch(
         run,
         (-(-call.M // tile.keys), call.S, batch),
-        *(call, reach, own, lengths, found.dead, found.state, how),
+        *(call, reach, own, lengths, found.dead, found.final_f, how),
         HEADS=together,
         BM=config.rows,
         BN=tile.keys,

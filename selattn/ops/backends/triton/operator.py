@@ -13,9 +13,9 @@ from selattn.ops.backends.triton.prepare import Settings, Tensors, config_of, ma
 from selattn.ops.request import Attention, Request
 
 _TENSORS = """Tensor query, Tensor key, Tensor value, Tensor? selection_query, Tensor? selection_key, Tensor? bias,
-    Tensor? state, Tensor? strength, Tensor? start, Tensor? until, Tensor? mask"""
+    Tensor? initial_f, Tensor? strength, Tensor? start, Tensor? until, Tensor? mask"""
 _SETTINGS = """float scale, float softcap, int[] heads, bool relu, bool protect_first, bool protect_self, bool shift,
-    float tau, int window, float tolerance, bool memory, bool state_out, bool living, bool gradient"""
+    float tau, int window, float tolerance, bool memory, bool final_f, bool living, bool gradient"""
 _N_TENSORS = len(Tensors._fields)
 _DIFFERENTIABLE = len(backward.Gradients._fields)
 
@@ -23,12 +23,12 @@ _DIFFERENTIABLE = len(backward.Gradients._fields)
 def attend(request: Request) -> Attention:
     """See `Request` and `Attention`."""
     r = request
-    output, _, memory, state, living, _, _ = _run(*tensors_of(r), *settings_of(r))
+    output, _, memory, final_f, living, _, _ = _run(*tensors_of(r), *settings_of(r))
     return Attention(
         output=output,
-        memory=memory if r.return_memory else None,
-        state=state if r.return_state else None,
-        living=living if r.return_living else None,
+        memory=memory if r.wanted.memory else None,
+        final_f=final_f if r.wanted.final_f else None,
+        living=living if r.wanted.living else None,
     )
 
 
@@ -39,21 +39,21 @@ def tensors_of(r: Request) -> Tensors:
 
 def settings_of(r: Request) -> Settings:
     """All else."""
-    from_head = r.selection is not None and r.selection_query is None
+    from_head = r.rules.selection is not None and r.selection_query is None
     return Settings(
         scale=r.scale,
-        softcap=r.softcap or 0.0,
-        heads=list(r.selection.heads) if r.selection is not None and from_head else [],
-        relu=r.selection is None or r.selection.relu,
-        protect_first=r.selection is None or r.selection.protect_first,
-        protect_self=r.selection is None or r.selection.protect_self,
-        shift=r.selection is None or r.selection.shift,
-        tau=r.tau,
-        window=r.window or 0,
-        tolerance=r.tolerance,
-        memory=r.return_memory,
-        state_out=r.return_state,
-        living=r.return_living,
+        softcap=r.rules.softcap or 0.0,
+        heads=list(r.rules.selection.heads) if r.rules.selection is not None and from_head else [],
+        relu=r.rules.selection is None or r.rules.selection.relu,
+        protect_first=r.rules.selection is None or r.rules.selection.protect_first,
+        protect_self=r.rules.selection is None or r.rules.selection.protect_self,
+        shift=r.rules.selection is None or r.rules.selection.shift,
+        tau=r.rules.tau,
+        window=r.rules.window or 0,
+        tolerance=r.rules.tolerance,
+        memory=r.wanted.memory,
+        final_f=r.wanted.final_f,
+        living=r.wanted.living,
         gradient=(r.needs_grad or transforms.in_transform()) and torch.is_grad_enabled(),
     )
 
@@ -81,7 +81,7 @@ def _(*args: Any) -> forward.Found:
     "selattn::triton_backward",
     mutates_args=(),
     schema=f"""(Tensor output, Tensor lse, Tensor block_f, Tensor dead, Tensor d_output, Tensor? d_memory,
-        Tensor? d_state, bool bias_grad, {_TENSORS}, {_SETTINGS}) -> ({", ".join(["Tensor"] * _DIFFERENTIABLE)})""",
+        Tensor? d_final_f, bool bias_grad, {_TENSORS}, {_SETTINGS}) -> ({", ".join(["Tensor"] * _DIFFERENTIABLE)})""",
 )
 def _backward(
     output: Tensor,
@@ -90,14 +90,14 @@ def _backward(
     dead: Tensor,
     d_output: Tensor,
     d_memory: Tensor | None,
-    d_state: Tensor | None,
+    d_final_f: Tensor | None,
     bias_grad: bool,
     *args: Any,
 ) -> tuple[Tensor, ...]:
     tensors, settings = _unpack(args)
     nothing = lse.new_empty(0)
     found = forward.Found(output, lse, nothing, nothing, nothing, block_f, dead)
-    gradients = backward.backward(tensors, settings, found, d_output, d_memory, d_state, bias_grad)
+    gradients = backward.backward(tensors, settings, found, d_output, d_memory, d_final_f, bias_grad)
     return tuple(output.new_empty(0) if x is None else x for x in gradients)
 
 
@@ -120,15 +120,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: forward.Found) -> None:
     ctx.save_for_backward(found.output, found.lse, found.block_f, found.dead, *(x for x in tensors if x is not None))
 
 
-def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_memory: Any, d_state: Any, *_: Any) -> tuple[Any, ...]:
+def _differentiate(ctx: Any, d_output: Any, d_lse: Any, d_memory: Any, d_final_f: Any, *_: Any) -> tuple[Any, ...]:
     output, lse, block_f, dead, *saved = ctx.saved_tensors
     tensors = [saved.pop(0) if given else None for given in ctx.given]
     settings = Settings(*ctx.settings)
     if d_output is None:
         d_output = torch.zeros_like(output)
-    d_memory, d_state = d_memory if settings.memory else None, d_state if settings.state_out else None
+    d_memory, d_final_f = d_memory if settings.memory else None, d_final_f if settings.final_f else None
     needs = ctx.needs_input_grad[:_DIFFERENTIABLE]
-    found = _run_backward(output, lse, block_f, dead, d_output, d_memory, d_state, needs[5], *tensors, *settings)
+    found = _run_backward(output, lse, block_f, dead, d_output, d_memory, d_final_f, needs[5], *tensors, *settings)
     gradients = [g if need else None for g, need in zip(found, needs, strict=True)]
     return (*gradients, *(None,) * (len(tensors) + len(settings) - len(gradients)))
 

@@ -24,7 +24,7 @@ class Tensors(NamedTuple):
     selection_query: Tensor | None
     selection_key: Tensor | None
     bias: Tensor | None
-    state: Tensor | None
+    initial_f: Tensor | None
     strength: Tensor | None
     start: Tensor | None
     until: Tensor | None
@@ -45,7 +45,7 @@ class Settings(NamedTuple):
     window: int  # 0: none
     tolerance: float
     memory: bool
-    state_out: bool
+    final_f: bool
     living: bool
     gradient: bool
 
@@ -79,7 +79,7 @@ def may_leave_out(tensors: Tensors, settings: Settings) -> bool:
     """Whether columns can be dead for good: as in csrc/attention/bounds.h, and where no bias could bring them back."""
     s = settings
     selects = masks_of(tensors, s) > 0 and s.tolerance > 0 and s.relu and (s.shift or s.protect_self)
-    return selects and not s.state_out and tensors.bias is None and tensors.mask is None
+    return selects and not s.final_f and tensors.bias is None and tensors.mask is None
 
 
 def prepare(tensors: Tensors, settings: Settings) -> Prepared:
@@ -120,7 +120,7 @@ def prepare(tensors: Tensors, settings: Settings) -> Prepared:
         last=last,
         last_any=None if last is None else last.amax(1).contiguous(),
         last_selecting=last_selecting(x, s, last) if masks else None,
-        state=None if x.state is None else x.state.to(torch.float32).contiguous(),
+        initial_f=None if x.initial_f is None else x.initial_f.to(torch.float32).contiguous(),
         low=first_columns(x, s, config.rows) if bounded else None,
         block_f=None,
         columns=None,
@@ -145,8 +145,8 @@ def prepare(tensors: Tensors, settings: Settings) -> Prepared:
         lists=max(masks, 1),
         dies=dies,
         leans_on_first=s.protect_first and s.window == 0 and x.until is None,
-        state=x.state is not None,
-        state_out=s.state_out,
+        initial_f=x.initial_f is not None,
+        final_f=s.final_f,
         memory=s.memory and masks > 0,
         D=size,
         D_padded=padded(size),

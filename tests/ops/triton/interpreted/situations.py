@@ -36,9 +36,9 @@ SITUATIONS = {
     "two masks": {"selection": Selection((3, 1))},
     "a mask for each head": {"selection": Selection((3, 1, 1, 0)), "gain": 6.0},
     "separate form": {"separate": 2},
-    "state": {"past": 21, "return_state": True},
-    "state, window": {"past": 3, "window": 6, "return_state": True},
-    "state, not wanted": {"past": 40, "gain": 6.0},
+    "initial F": {"past": 21, "return_final_f": True},
+    "initial F, window": {"past": 3, "window": 6, "return_final_f": True},
+    "initial F, not wanted": {"past": 40, "gain": 6.0},
     "odd sizes": {"size": 5, "value_size": 19},
 }
 
@@ -60,7 +60,7 @@ def situation(name, dtype=torch.float32):
     if separate:
         x |= {"selection_query": normal(2, separate, n, 5), "selection_key": normal(2, separate, n + past, 5)}
     if past:
-        x["state"] = normal(2, 1, past).abs()
+        x["initial_f"] = normal(2, 1, past).abs()
     if bias:
         x["attn_mask"] = normal(*bias)
     return x, {"enable_gqa": True, "return_memory": True, **o}
@@ -69,7 +69,9 @@ def situation(name, dtype=torch.float32):
 def results(x, options, backend, upstream, dtype):
     """By name: what comes back, and the gradient of every input, in fp64."""
     exact = torch.promote_types(dtype, torch.float32)
-    leaves = {name: t.to(exact if name in ("state", "attn_mask") else dtype).requires_grad_() for name, t in x.items()}
+    leaves = {
+        name: t.to(exact if name in ("initial_f", "attn_mask") else dtype).requires_grad_() for name, t in x.items()
+    }
     got = selective_attention(**leaves, **options, backend=backend)._asdict()
     got = {name: t for name, t in got.items() if t is not None and t.requires_grad}
     for name, t in got.items():

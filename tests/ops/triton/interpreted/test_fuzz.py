@@ -41,7 +41,7 @@ def test_the_fuzz_draws_what_it_should():
     drawn = [fuzz.draw(seed)[0] for seed in range(ALL)]
     assert {example.dtype for example in drawn} == {*fuzz.DTYPES}
     assert {example.inputs["query"].shape[2] for example in drawn} == {*fuzz.LENGTHS}
-    for name, least in {"state": 0.2, "selection_query": 0.1, "attn_mask": 0.05}.items():
+    for name, least in {"initial_f": 0.2, "selection_query": 0.1, "attn_mask": 0.05}.items():
         assert sum(name in example.inputs for example in drawn) > least * ALL
     assert sum(len(example.options["selection"].heads) > 1 for example in drawn) > 0.1 * ALL
     assert sum("visible_until" in example.options for example in drawn) > 0.2 * ALL

@@ -1,4 +1,4 @@
-"""The kernels are the reference: output, M, state and every gradient, in named situations and at odd lengths."""
+"""The kernels are the reference: output, M, final F and every gradient, in named situations and at odd lengths."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ QUICK = (
     "evicted by each head",
     "two masks",
     "separate form",
-    "state, window",
+    "initial F, window",
 )
 
 
@@ -50,7 +50,7 @@ def test_tiles_of_other_sizes(rows, keys):
     config = Config(
         rows, *(Tile(size, 4, 1, heads) for size, heads in zip([keys] * 6, [1, 1, 1, 1, 1, 4], strict=True))
     )
-    for name in ("sharp", "packed", "state, window"):
+    for name in ("sharp", "packed", "initial F, window"):
         compare(name, config=config)
 
 

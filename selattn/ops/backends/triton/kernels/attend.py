@@ -13,7 +13,7 @@ from selattn.ops.backends.triton.kernels.common import (
     biased,
     columns_at,
     columns_of,
-    forgotten,
+    f_of_rows,
     last_rows,
     load_rows,
     logits,
@@ -85,7 +85,7 @@ def attend(
     for at in range(0, count, BN):
         cols, present = columns_at(c, list_at, begin, count, at, BN, HOW)
         if HOW.select:
-            F = forgotten(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
+            F = f_of_rows(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
             if HOW.memory:
                 if leads:
                     kept += memory_of(c, b, s, F, i, r, cols, present, HOW)

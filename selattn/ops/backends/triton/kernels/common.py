@@ -233,7 +233,7 @@ def columns_at(c, list_at, begin, count, at, BN: tl.constexpr, HOW: tl.constexpr
 
 
 @triton.jit
-def forgotten(c, b, s, t, qs, i, r, cols, present, BM: tl.constexpr, HOW: tl.constexpr):
+def f_of_rows(c, b, s, t, qs, i, r, cols, present, BM: tl.constexpr, HOW: tl.constexpr):
     """F [BM, BN] of block t: what it begins with, and the running sum of its sources' S. qs: their queries."""
     T = tl.cdiv(c.N, BM)
     ks = selecting_keys(c, b, s, cols, present, HOW, HOW.Ds, HOW.Ds_padded)

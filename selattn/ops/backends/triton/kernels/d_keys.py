@@ -18,7 +18,7 @@ from selattn.ops.backends.triton.kernels.common import (
     columns_at,
     columns_of,
     dense_rows,
-    forgotten,
+    f_of_rows,
     keys_at,
     last_rows,
     last_selecting,
@@ -35,7 +35,7 @@ from selattn.ops.backends.triton.kernels.common import (
 
 
 @triton.jit
-def forgotten_by_keys(c, b, s, t, ks, last, r, cols, present, BM: tl.constexpr, HOW: tl.constexpr):
+def f_by_keys(c, b, s, t, ks, last, r, cols, present, BM: tl.constexpr, HOW: tl.constexpr):
     """F [BN, BM] of block t, keys by queries. ks: the selecting keys; last: see `last_selecting`."""
     T = tl.cdiv(c.N, BM)
     up = r - HOW.shift
@@ -98,7 +98,7 @@ def d_keys(
             inside = r < c.N
             i = row_numbers(c, b, r, HOW)
             if HOW.select:
-                F = forgotten_by_keys(c, b, s, t, ks, may, r, cols, present, BM, HOW)
+                F = f_by_keys(c, b, s, t, ks, may, r, cols, present, BM, HOW)
             for x in tl.static_range(HEADS):
                 h = first + x
                 q = load_rows(c.query, b, h, r, inside, HOW.D, HOW.D_padded)
@@ -171,7 +171,7 @@ def d_queries(
     for at in range(0, count, BN):
         cols, present = columns_at(c, list_at, begin, count, at, BN, HOW)
         if HOW.select:
-            F = forgotten(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
+            F = f_of_rows(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
         if SAME:
             k = load_rows(c.key, b, first // shared, cols, present, HOW.D, HOW.D_padded)
             v = load_rows(c.value, b, first // shared, cols, present, HOW.Dv, HOW.Dv_padded)

@@ -35,7 +35,7 @@ from selattn.ops.backends.triton.kernels.common import (
     columns_at,
     columns_of,
     dense_rows,
-    forgotten,
+    f_of_rows,
     keys_at,
     last_rows,
     last_selecting,
@@ -80,7 +80,7 @@ def d_forgetting(
         source = row_numbers(c, b, r - HOW.shift, HOW)
         cols, present = columns_at(c, list_at, begin, count, at, BN, HOW)
         qs = selecting_rows(c, b, s, r - HOW.shift, HOW, HOW.Ds, HOW.Ds_padded)
-        F = forgotten(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
+        F = f_of_rows(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
         total = tl.zeros((BM, BN), tl.float32)
         for x in range(c.H // c.S):
             h = s * (c.H // c.S) + x
@@ -135,7 +135,7 @@ def d_selecting_keys(
 ):
     """dF of a strip becomes d logit of the selecting head; later [B, S, M] and dk [B, S, M, Ds], in fp32, move on.
 
-    WHOLE: the state has a gradient, so that what a source selects counts though nobody sees the key any more.
+    WHOLE: the final F has a gradient, so that what a source selects counts though nobody sees the key any more.
     """
     n, s, b = tl.program_id(0), first_mask + tl.program_id(1), tl.program_id(2)
     cols, present, dies = keys_at(c, order, dead, b, s, n, BM, BN, HOW, ORDERS)
@@ -182,7 +182,7 @@ def d_selecting_keys(
                 tl.store(d_bias + at, tl.load(d_bias + at, mask=passes, other=0.0) + d, mask=passes)
             if HOW.softcap and not HOW.separate:
                 d *= slope(x, c.cap)
-            # Rows up to one past the last: with a state, the last source belongs to no row.
+            # Rows up to one past the last: with a final F, the last source belongs to no row.
             tl.store(df + tile, d, mask=present[:, None] & (r < c.N + HOW.shift)[None, :])
             total = tl.dot(d, qs.to(tl.float32), total, input_precision=HOW.sums)
         tl.store(later + each * c.M + cols, carry, mask=present)

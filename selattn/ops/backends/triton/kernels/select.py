@@ -51,13 +51,15 @@ def bounds(c, reach, own, HOW: tl.constexpr, BM: tl.constexpr):
     # A row that does not see its own key lets nothing die.
     most = tl.where(i < last_rows(c, b, h, i, real, HOW), most, float("-inf"))
     if HOW.leans_on_first:
-        # The first token of the sequence is seen by all its rows, with F = 0 (unless a state says else).
+        # The first token of the sequence is seen by all its rows, with F = 0 (unless an initial F says else).
         first = tl.zeros_like(i)
         if HOW.first:
             first = tl.load(c.first + b.to(tl.int64) * c.M + i, mask=real, other=-1)
         there = real & (first >= 0)
-        if HOW.state:
-            masked = tl.load(c.state + (b.to(tl.int64) * c.S + h // (c.H // c.S)) * c.M + first, mask=there, other=1.0)
+        if HOW.initial_f:
+            masked = tl.load(
+                c.initial_f + (b.to(tl.int64) * c.S + h // (c.H // c.S)) * c.M + first, mask=there, other=1.0
+            )
             there = there & (masked <= 0)
         k = load_rows(c.key, b, g, first, there, HOW.D, HOW.D_padded).to(tl.float32)
         most = tl.where(there, tl.maximum(most, tl.sum(q * k, 1) * c.scale), most)
@@ -98,13 +100,13 @@ def select(
     own,
     key_lengths,
     dead,
-    state_out,
+    final_f,
     HOW: tl.constexpr,
     HEADS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
 ):
-    """F at the first row of each block, [B, S, T, M]; the block from which a column is dead, [B, S, M]; the state."""
+    """F at the first row of each block, [B, S, T, M]; the block from which a column is dead, [B, S, M]; the final F."""
     T = tl.cdiv(c.N, BM)
     offset = c.M - c.N
     n, s, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -114,8 +116,8 @@ def select(
     ks = selecting_keys(c, b, s, cols, present, HOW, HOW.Ds, HOW.Ds_padded)
     last = last_selecting(c, b, s, cols, present, HOW)
     f = tl.zeros((BN,), tl.float32)
-    if HOW.state:
-        f = tl.load(c.state + each * c.M + cols, mask=present, other=0.0) * LOG2E
+    if HOW.initial_f:
+        f = tl.load(c.initial_f + each * c.M + cols, mask=present, other=0.0) * LOG2E
     dies = tl.full((BN,), NEVER, tl.int32)
     lengths = tl.zeros((HEADS, BN), tl.float32)
     if HOW.dies:
@@ -125,9 +127,9 @@ def select(
         lengths = tl.load(
             key_lengths + (b.to(tl.int64) * c.G + group)[:, None] * c.M + cols[None, :], mask=mask, other=0.0
         )
-    # Blocks with a row, or a source, that sees one of the keys. The state is asked for what all sources select.
+    # Blocks with a row, or a source, that sees one of the keys. The final F is what all sources select.
     t = tl.maximum(n * BN - offset, 0) // BM
-    if HOW.state_out:
+    if HOW.final_f:
         end = tl.cdiv(c.N + HOW.shift, BM)
     elif HOW.last == 0:
         end = T
@@ -138,7 +140,7 @@ def select(
         # Loads are only made ahead in a `for` loop. So a few blocks at a time, and after them a look at who is left.
         stop = tl.minimum(end, t + AT_ONCE)
         for u in range(t, stop):
-            # With a state, a block of sources may follow the last block of rows: it has no F.
+            # With a final F, a block of sources may follow the last block of rows: it has no F.
             tl.store(c.block_f + (each * T + u) * c.M + cols, f, mask=cols < tl.where(u < T, c.M, 0))
             if HOW.dies:
                 gone = dying(c, b, s, u, f, lengths, reach, own, HOW, BM, HEADS) & (cols < offset + u * BM)
@@ -156,8 +158,8 @@ def select(
             end = tl.where(alive > 0, end, t)
     if HOW.dies:
         tl.store(dead + each * c.M + cols, dies, mask=present)
-    if HOW.state_out:
-        tl.store(state_out + each * c.M + cols, f / LOG2E, mask=present)
+    if HOW.final_f:
+        tl.store(final_f + each * c.M + cols, f / LOG2E, mask=present)
 
 
 @triton.jit

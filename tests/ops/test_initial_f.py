@@ -1,4 +1,4 @@
-"""Whole = in chunks that continue from a state = one query at a time."""
+"""Whole = in chunks that continue from an F = one query at a time."""
 
 import pytest
 import torch
@@ -24,12 +24,12 @@ def in_chunks(case, sizes, backend):
             options["sequences"] = sequences([row[:end] for row in case.documents])
         if "visible_until" in options:
             options["visible_until"] = options["visible_until"][:, :end]
-        got = Case(inputs, options, None, 0, case.strips).result(backend, state=before)
+        got = Case(inputs, options, None, 0, case.strips).result(backend, initial_f=before)
         parts.append({"output": got.output, "memory": got.memory})
         if got.f is not None:
             parts[-1]["f"] = torch.nn.functional.pad(got.f, (0, N - end))
-        start, before = end, got.state
-    return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]} | {"state": before}
+        start, before = end, got.final_f
+    return {name: torch.cat([part[name] for part in parts], 2) for name in parts[0]} | {"final_f": before}
 
 
 @st.composite
@@ -67,8 +67,8 @@ def test_whole_is_in_chunks_is_step_by_step(backend, data):
 @pytest.mark.parametrize("backend", only(BACKENDS, "cpu"))
 @examples(1)
 @given(data=st.data())
-def test_gradients_pass_through_the_state(backend, data):
-    """Backward through all chunks, each state in between included, is backward through the whole."""
+def test_gradients_pass_through_initial_and_final_f(backend, data):
+    """Backward through all chunks, each F in between included, is backward through the whole."""
     case, sizes = data.draw(situations(backend))
     leaves = [x.requires_grad_() for x in case.inputs.values()]
     whole = {name: x for name, x in case.result(backend)._asdict().items() if x is not None}
@@ -90,30 +90,30 @@ def test_decoding_a_left_padded_batch_is_each_row_alone(backend):
     for t in range(1, N + 1):
         got = selective_attention(
             q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t],
-            sequences=Sequences.from_mask(mask[:, :t]), state=before, backend=backend, return_state=True,
+            sequences=Sequences.from_mask(mask[:, :t]), initial_f=before, backend=backend, return_final_f=True,
         )  # fmt: skip
-        before = got.state
+        before = got.final_f
         rows.append(got.output)
     output = torch.cat(rows, 2)
     for b, n in enumerate(lengths):
         alone = definition(*(x[b : b + 1, :, N - n :] for x in (q, k, v)))
         assert_close(output[b : b + 1, :, N - n :], alone.output, rtol=0, atol=1e-12)
-        assert_close(before[b : b + 1, :, N - n :], alone.state, rtol=0, atol=1e-12)
+        assert_close(before[b : b + 1, :, N - n :], alone.final_f, rtol=0, atol=1e-12)
         assert (output[b, :, : N - n] == 0).all()
 
 
 @examples(2)
 @given(n=st.integers(1, 40), m=st.integers(1, 9), shift=st.booleans(), before=st.booleans(), seed=st.integers(0, 999))
 def test_f_of_a_sequence_is_the_steps_of_its_queries(n, m, shift, before, seed):
-    """The two forms of the definition of F; with no earlier state, and in fp64, bit for bit."""
+    """The two forms of the definition of F; with no initial F, and in fp64, bit for bit."""
     chance = torch.Generator().manual_seed(seed)
     S = torch.rand(2, n, m, generator=chance, dtype=torch.float64)
-    state = torch.rand(2, m, generator=chance, dtype=torch.float64) * before
-    F, after = accumulate(S, state if before else None, shift)
+    f = torch.rand(2, m, generator=chance, dtype=torch.float64) * before
+    F, after = accumulate(S, f if before else None, shift)
     for i in range(n):
-        row, state = step(S[:, i], state, shift)
+        row, f = step(S[:, i], f, shift)
         assert_close(F[:, i], row, rtol=0, atol=1e-13 * before)
-    assert_close(after, state, rtol=0, atol=1e-13 * before)
+    assert_close(after, f, rtol=0, atol=1e-13 * before)
 
 
 @examples(2)
@@ -121,7 +121,7 @@ def test_f_of_a_sequence_is_the_steps_of_its_queries(n, m, shift, before, seed):
 def test_backward_of_the_running_sum(n, shift, ends, seed):
     chance = torch.Generator().manual_seed(seed)
     S, dF = (torch.rand(2, n, 3, generator=chance, dtype=torch.float64) for _ in range(2))
-    state, d_after = (torch.rand(2, 3, generator=chance, dtype=torch.float64) for _ in range(2))
-    F, after = accumulate(S.requires_grad_(), state.requires_grad_(), shift)
-    want = torch.autograd.grad((F * dF).sum() + (after * d_after).sum() * ends, (S, state))
+    f, d_after = (torch.rand(2, 3, generator=chance, dtype=torch.float64) for _ in range(2))
+    F, after = accumulate(S.requires_grad_(), f.requires_grad_(), shift)
+    want = torch.autograd.grad((F * dF).sum() + (after * d_after).sum() * ends, (S, f))
     assert_close(accumulate_backward(dF, d_after if ends else None, shift), want, rtol=0, atol=1e-12)

@@ -1,0 +1,62 @@
+"""What the attention of a layer does: the one description, for the operator, the cache and the models alike."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from selattn.ops.patterns import Pattern, pattern_visible
+from selattn.ops.precision import compute_dtype
+from selattn.ops.selection import Selection
+
+
+class Rules(NamedTuple):
+    """All that holds for every query of a layer, whatever tokens come."""
+
+    # Selection; None is standard attention, F = 0.
+    selection: Selection | None = None
+    strength: float | Tensor = 1.0  # multiplies S; a tensor is 0-d
+    # What a query sees, beside causality: both count positions in the sequence.
+    window: int | None = None  # the last `window` tokens, the own one included
+    pattern: Pattern | None = None
+    # What is done to the logits.
+    scale: float | None = None  # the factor of Q K^T; None is 1 / sqrt(D)
+    softcap: float | None = None
+    dropout_p: float = 0.0
+    tau: float = 1.0  # the clamp of the memory M_i
+    tolerance: float = 2.0**-24  # of attention mass that a row may lose to columns that are left out
+
+    def scale_of(self, query: Tensor) -> float:
+        """The factor of Q K^T."""
+        return query.shape[-1] ** -0.5 if self.scale is None else self.scale
+
+    def strength_of(self, query: Tensor) -> Tensor | None:
+        """The strength as a 0-d tensor beside the query; None for 1, so that the common case costs nothing."""
+        exact = compute_dtype(query.dtype)
+        if isinstance(self.strength, Tensor):
+            return self.strength.to(query.device, exact)
+        return None if self.strength == 1.0 else torch.tensor(self.strength, dtype=exact, device=query.device)
+
+    def masks(self, selection_query: Tensor | None) -> int:
+        """S, the number of selection masks; `selection_query` [B, S, N, Ds] is that of a separate bilinear form."""
+        if self.selection is None:
+            return 0
+        return len(self.selection.heads) if selection_query is None else selection_query.shape[1]
+
+
+def position_mask(positions: Tensor, count: int, rules: Rules, heads: int) -> Tensor | None:
+    """[B, 1 or H, n, M] what a window or pattern shows to the last `count` of M entries, by positions [B, M].
+
+    Entries of a cache do not stand where their tokens stood, so that only positions tell.
+    """
+    if rules.window is None and rules.pattern is None:
+        return None
+    i, j = positions[:, -count:, None], positions[:, None, :]
+    seen = torch.ones_like(i == j)[:, None]
+    if rules.window is not None:
+        seen = seen & (i - j < rules.window)[:, None]
+    if rules.pattern is not None:
+        seen = seen & pattern_visible(rules.pattern, i, j, heads)
+    return seen
