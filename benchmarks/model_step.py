@@ -20,7 +20,7 @@ from zoo_attention import document
 
 from selattn import SelectiveConfig, SelectiveForCausalLM
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
-from selattn.models.zoo import find_model
+from selattn.models.loading import find_folder
 from selattn.utils import records
 from selattn.utils.timing import seconds
 
@@ -35,7 +35,7 @@ def make(kind: str, args: argparse.Namespace) -> SelectiveForCausalLM:
     backend = args.backend if kind == "selective" else "sdpa"  # PyTorch's own flash attention, the rival to beat
     if args.model is not None:
         changes = {"attention": [kind], "backend": backend}
-        return SelectiveForCausalLM.from_pretrained(find_model(args.model), dtype=torch.float32, **changes).train()
+        return SelectiveForCausalLM.from_pretrained(find_folder(args.model), dtype=torch.float32, **changes).train()
     config = SelectiveConfig.from_d(
         args.d,
         max_position_embeddings=args.context,
@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     if args.model is None:
         ids = torch.randint(models["standard"].config.vocab_size, (args.batch, args.context))
     else:
-        tokenizer = Tokenizer(find_model(args.model) / MODEL_FILE)
+        tokenizer = Tokenizer(find_folder(args.model) / MODEL_FILE)
         ids = torch.tensor([document(tokenizer, args.source, args.context)]).expand(args.batch, -1)
     rows: list[dict[str, object]] = []
     for what in (FORWARD, BOTH, WHOLE):

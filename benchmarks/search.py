@@ -18,9 +18,9 @@ from rich.table import Table
 
 from selattn.data import Reading
 from selattn.evaluation import make_batches
-from selattn.evaluation.subjects import load_model, tokenizer_of
+from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Text
-from selattn.models.zoo import find_model
+from selattn.models.loading import load
 from selattn.pruning import Procedure, Step, Trials, Until, chosen, first_step, steps
 from selattn.utils import records
 
@@ -33,9 +33,9 @@ def literal(path: list[Step], procedure: Procedure, stop: int) -> int:
 
 def walk(model: Any, batches: Any, procedure: Procedure, title: str) -> list[Step]:
     """The whole path."""
-    trials = Trials(model, batches, (procedure.context,) * model.config.num_hidden_layers)
+    trials = Trials(model, batches, (procedure.context,) * model.description.layers)
     path = [first_step(trials)]
-    todo = procedure.iterations(model.config.num_hidden_layers)
+    todo = procedure.iterations(model.description.layers)
     for step in track(steps(trials, procedure, path[:1]), title, total=todo, console=Console(stderr=True)):
         path.append(step)
     return path
@@ -88,11 +88,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/search.json")
     args = parser.parse_args()
-    folder = find_model(args.model)
-    model = load_model(folder)
-    context = args.context or model.config.max_position_embeddings
+    loaded = load(args.model)
+    model = loaded.model
+    context = args.context or loaded.description.context
     text = Text(args.data, layout=args.layout, seed=args.seed, reading=Reading())
-    batches = make_batches(text.rows(tokenizer_of(folder), context).take(args.rows), args.batch)
+    batches = make_batches(text.rows(tokenizer_of(loaded), context).take(args.rows), args.batch)
     began = time.perf_counter()
     modes = {name: Procedure(context, args.step, lazy=name == "lazy") for name in ("lazy", "exact")}
     paths = {name: walk(model, batches, procedure, name) for name, procedure in modes.items()}
@@ -101,7 +101,7 @@ def main() -> None:
     draw(rows, Console())
     data = {
         "model": args.model,
-        "layers": model.config.num_hidden_layers,
+        "layers": loaded.description.layers,
         "context": context,
         "step": args.step,
         "tokens": sum(batch.tokens for batch in batches),

@@ -21,7 +21,7 @@ from selattn.cli import _bench
 from selattn.cli._bench import RIVAL
 from selattn.data.text import documents
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
-from selattn.models.zoo import find_model
+from selattn.models.loading import find_folder
 from selattn.ops import selective_attention
 from selattn.ops.backends import dispatch
 from selattn.utils import records
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/zoo_attention.json")
     args = parser.parse_args()
-    path = find_model(args.model)
+    path = find_folder(args.model)
     model = SelectiveForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     n = args.n or model.config.max_position_embeddings
     layers = captured(model, document(Tokenizer(path / MODEL_FILE), args.source, n), args.seed)

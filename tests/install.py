@@ -34,8 +34,8 @@ print(selattn.__path__[0], zoo_folder(), " ".join(zoo_models()), sep="\\n")
 SIZES = """
 import torch
 from selattn import SelectiveForCausalLM
-from selattn.models.zoo import find_model
-model = SelectiveForCausalLM.from_pretrained(find_model("zoo:memory")).eval()
+from selattn.models.loading import find_folder
+model = SelectiveForCausalLM.from_pretrained(find_folder("zoo:memory")).eval()
 cache = model.model.new_cache(16)
 model.generate(torch.arange(3, 103)[None], past_key_values=cache, cache_budgets=16, max_new_tokens=8, do_sample=False)
 print(cache.nbytes(), cache.full_nbytes())

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from selattn.evaluation.parts import Key, Parts
     from selattn.evaluation.team import Team
     from selattn.eviction import Budgets
+    from selattn.models.loading import Loaded
 
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -47,8 +48,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     from selattn.cli._bar import rows_bar
     from selattn.cli._parts import kept_parts, write_whole
     from selattn.evaluation.curve import Curve, halves
-    from selattn.evaluation.subjects import check_context, fingerprint, training_seed
-    from selattn.models.summary import read_config
+    from selattn.evaluation.subjects import check_context
 
     figure_of(args)  # refuses one that cannot be drawn, before anything is measured
     curves = [Curve.parse(text) for text in args.models]
@@ -56,17 +56,17 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     before = None if args.extend is None else read_curves(args.extend, curves, baseline)
     if baseline is not None and (baseline.sizes or baseline.search):
         raise SelattnError(f"the baseline is a model as it is, not {args.baseline}: give MODEL or NAME=MODEL")
-    check_vocabularies([curve.folder for curve in (*curves, *filter(None, [baseline]))])
-    context = args.context or read_config(curves[0].folder).max_position_embeddings
+    check_vocabularies([curve.loaded for curve in (*curves, *filter(None, [baseline]))])
+    context = args.context or curves[0].loaded.description.context
     for curve in (*curves, *filter(None, [baseline])):
-        check_context(curve.model, read_config(curve.folder), context)
+        check_context(curve.model, curve.loaded.description, context)
     if args.sizes and max(args.sizes) > context:
         raise SelattnError(f"--sizes has {max(args.sizes)}, more than the context of {context} tokens: leave it out")
     if args.extend is None and not any(curve.sizes or curve.search for curve in curves):
         _options.refuse(args, ["sizes"], "no curve has several points: write MODEL@SEARCH or MODEL@sizes:POLICY")
     sizes = sorted(set(args.sizes or halves(context)), reverse=True)
     points = [(curve, *points_of(curve, sizes, context)) for curve in (*filter(None, [baseline]), *curves)]
-    texts, around = make_texts(args, curves[0].folder, context, team)
+    texts, around = make_texts(args, curves[0].loaded, context, team)
     frame = {
         "context": context,
         "texts": {name: sizes_of(batches) for name, batches in texts.items()},
@@ -75,9 +75,8 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     for what, value in frame.items():
         if before is not None and before[what] != value:
             raise SelattnError(f"{args.extend} was measured with the {what} {before[what]}, this would be {value}")
-    prints = {folder: fingerprint(folder) for folder in {curve.folder for curve, _, _ in points}}
     lines = [
-        Line(curve, choices, policy, keys_of(choices, policy, {"fingerprint": prints[curve.folder], **around}))
+        Line(curve, choices, policy, keys_of(choices, policy, {"fingerprint": curve.loaded.fingerprint, **around}))
         for curve, choices, policy in points
     ]
     keys = [key for line in lines for key in line.keys]
@@ -89,7 +88,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
             return
         base = before and before["baseline"]
         if baseline is not None:
-            trained = {"model": baseline.model, "training_seed": training_seed(baseline.folder)}
+            trained = {"model": baseline.model, "training_seed": baseline.loaded.training_seed}
             base = {"name": baseline.name, **trained, **found.pop(0)[1][0].to_json()}
         data = {**frame, "baseline": base, "curves": collect(context, found, base["loss"] if base else {})}
         if before is not None:
@@ -103,21 +102,21 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         show_curves(data, console)
 
 
-def check_vocabularies(folders: Sequence[Path]) -> None:
+def check_vocabularies(models: Sequence[Loaded]) -> None:
     """Losses can be compared only over the same tokens."""
     from selattn.evaluation.subjects import tokenizer_of
 
-    if len({tokenizer_of(folder).fingerprint for folder in folders}) > 1:
+    if len({tokenizer_of(model).fingerprint for model in models}) > 1:
         raise SelattnError("these models have different vocabularies: their losses cannot be compared")
 
 
-def make_texts(args: argparse.Namespace, folder: Path, context: int, team: Team) -> tuple[dict[str, list[Batch]], Key]:
+def make_texts(args: argparse.Namespace, model: Loaded, context: int, team: Team) -> tuple[dict[str, list[Batch]], Key]:
     """The rows that all curves are measured on, and what they depend on."""
     from selattn.cli._parts import text_key
     from selattn.evaluation import make_batches
     from selattn.evaluation.subjects import tokenizer_of
 
-    tokenizer, texts = tokenizer_of(folder), texts_of(args)
+    tokenizer, texts = tokenizer_of(model), texts_of(args)
     rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts.items()}
     skip = skipped(args)
     read = {name: text_key(text, rows[name], args.rows, skip) for name, text in texts.items()}
@@ -160,16 +159,14 @@ def measure_line(
     import functools
 
     from selattn.evaluation.curve import Point, measure
-    from selattn.evaluation.subjects import load_model
-    from selattn.models.summary import read_config
 
-    config, load = read_config(line.curve.folder), functools.cache(lambda: load_model(line.curve.folder))
+    loaded, described = line.curve.loaded, line.curve.loaded.description
 
     def losses(budgets: Budgets | None) -> dict[str, float]:
-        return measure(load(), texts, budgets, line.policy, team, tick)
+        return measure(loaded.model, texts, budgets, line.policy, team, tick)
 
     found = [parts.get(key, functools.partial(losses, k)) for k, key in zip(line.choices, line.keys, strict=True)]
-    return [Point.make(config, context, k, line.policy, each) for k, each in zip(line.choices, found, strict=True)]
+    return [Point.make(described, context, k, line.policy, each) for k, each in zip(line.choices, found, strict=True)]
 
 
 def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> dict[str, Any]:
@@ -196,7 +193,6 @@ def collect(
     Those of one name are one curve: local models of several windows are its points.
     """
     from selattn.evaluation.curve import at_losses
-    from selattn.evaluation.subjects import training_seed
 
     curves = []
     for name in dict.fromkeys(line.curve.name for line, _ in found):
@@ -205,7 +201,7 @@ def collect(
         of = [
             {
                 "model": line.curve.model,
-                "training_seed": training_seed(line.curve.folder),
+                "training_seed": line.curve.loaded.training_seed,
                 "policy": line.policy,
                 "search": None if line.curve.search is None else str(line.curve.search),
             }

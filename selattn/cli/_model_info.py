@@ -9,9 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.models import SelectiveConfig
-
-RECORD = "training_record.json"
 UNSHOWN = ("versions", "machine")  # in the tables; what a record says of these is in its file, and in `--json`
 LONGEST = 400  # characters of one value in a table
 
@@ -20,18 +17,17 @@ def collect(name: str) -> dict[str, dict[str, Any]]:
     """Groups of facts: `model`, `attention` by layer, `parameters` by part, `settings`, `training record` if any."""
     import torch
 
-    from selattn.models.summary import parameters_by_part, read_config, read_json
-    from selattn.models.weights import check_weights
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import TRAINING, load
+    from selattn.models.summary import parameters_by_part, settings
+    from selattn.utils.inputs import read_json
 
-    folder = find_model(name)
-    config = read_config(folder)
-    counts = parameters_by_part(config)
-    dtype = config.dtype if isinstance(config.dtype, torch.dtype) else torch.float32
+    found = load(name)
+    folder, counts = found.folder, parameters_by_part(found.skeleton)
+    dtype = found.config.dtype if isinstance(found.config.dtype, torch.dtype) else torch.float32
     files = sorted(folder.glob("*.safetensors"))
     if files:
-        check_weights(folder, config)
-    found: dict[str, dict[str, Any]] = {
+        found.check()
+    facts: dict[str, dict[str, Any]] = {
         "model": {
             "folder": str(folder),
             "parameters": sum(counts.values()),
@@ -39,33 +35,13 @@ def collect(name: str) -> dict[str, dict[str, Any]]:
             "dtype": str(dtype).removeprefix("torch."),
             "bytes on disk": sum(file.stat().st_size for file in files) if files else None,
         },
-        "attention": {str(layer): kind.text for layer, kind in enumerate(config.kinds)},
+        "attention": {str(layer): kind.text for layer, kind in enumerate(found.description.kinds)},
         "parameters": {part: count for part, count in counts.items() if count},
-        "settings": settings(config),
+        "settings": settings(found.config),
     }
-    if (folder / RECORD).exists():
-        found["training record"] = read_json(folder / RECORD)
-    return found
-
-
-def settings(config: SelectiveConfig) -> dict[str, Any]:
-    """What decides the shape of the model, and what of selection differs from the paper."""
-    from selattn.models import SelectiveConfig
-
-    names = [
-        *("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads"),
-        *("num_key_value_heads", "head_dim", "intermediate_size", "positions", "norm", "qk_norm", "mlp", "bias"),
-        "tie_word_embeddings",
-    ]
-    if config.selects:
-        usual = SelectiveConfig()
-        names += [
-            name
-            for name in config.to_dict()
-            if name.startswith("selection_") and getattr(config, name) != getattr(usual, name)
-        ]
-        names += ["memory_epsilon", "memory_tau"] if config.memory_epsilon else ["memory_epsilon"]
-    return {name: getattr(config, name) for name in names}
+    if (folder / TRAINING).exists():
+        facts["training record"] = read_json(folder / TRAINING)
+    return facts
 
 
 def draw(found: dict[str, dict[str, Any]], console: Console) -> None:

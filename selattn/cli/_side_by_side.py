@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from selattn.evaluation.subjects import Subject
     from selattn.evaluation.team import Team
     from selattn.evaluation.text import TextRows
-    from selattn.models import SelectiveForCausalLM
 
 
 @dataclass(frozen=True)
@@ -82,22 +81,23 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
     """Everything that was asked for about one model, and what it depends on."""
     from selattn.cli._parts import text_key
     from selattn.evaluation.kv_size import kv_size
-    from selattn.evaluation.subjects import check_context, digest, fingerprint, tokenizer_of
+    from selattn.evaluation.subjects import check_context, tokenizer_of
     from selattn.models.summary import parameters_by_part
+    from selattn.utils.inputs import digest
 
-    config = subject.config()
-    context = args.context or config.max_position_embeddings
-    check_context(subject.name, config, context)
-    size = kv_size(config, context)
+    loaded, described = subject.loaded, subject.description
+    context = args.context or described.context
+    check_context(subject.name, described, context)
+    size = kv_size(described, context)
     model = {
-        "fingerprint": fingerprint(subject.folder),
-        "budgets": None if config.budgets is None else config.budgets.to_json(),
-        "policy": subject.policy_name(),
+        "fingerprint": loaded.fingerprint,
+        "budgets": None if described.budgets is None else described.budgets.to_json(),
+        "policy": described.policy,
     }
     about = {
         "model": subject.name,
         "fingerprint": model["fingerprint"],
-        "parameters": sum(parameters_by_part(config).values()),
+        "parameters": sum(parameters_by_part(loaded.skeleton).values()),
         "context": context,
         "budgets": model["budgets"],
         "policy": model["policy"],
@@ -106,7 +106,7 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
     texts: dict[str, tuple[TextRows, Key]] = {}
     tasks: dict[str, Key] = {}
     if args.data or files:
-        tokenizer = tokenizer_of(subject.folder)  # says in one line if there is none, or another model's
+        tokenizer = tokenizer_of(loaded)  # says in one line if there is none, or another model's
     for name, text in texts_of(args).items():
         rows = text.rows(tokenizer, context, progress=team.leads)
         chosen = {"context": context, "rows": args.rows, "skip": args.skip, "batch": args.batch}
@@ -116,7 +116,7 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
             "part": "task",
             **model,
             "task": name,
-            "tokenizer": digest(sorted(subject.folder.glob("*token*"))),
+            "tokenizer": digest(sorted(loaded.folder.glob("*token*"))),
             "questions": None if file is None else digest([file]),
             **{name: getattr(args, name) for name in ("limit", "batch", "seed")},
         }
@@ -134,27 +134,26 @@ def evaluate(
 
     from selattn.evaluation.decoding import measure_decoding
 
-    load = functools.cache(plan.subject.load)
+    subject = plan.subject
+    pruned: dict[str, Any] = {"budgets": subject.budgets, "policy": subject.policy}
     found = dict(plan.about)
     if plan.texts:
         found["text"] = {
-            name: parts.get(key, functools.partial(text_loss, args, f"{plan.subject.name}: {name}", load, rows, team))
+            name: parts.get(key, functools.partial(text_loss, args, subject, name, rows, team))
             for name, (rows, key) in plan.texts.items()
         }
     if plan.tasks and team.leads:
-        found["tasks"] = task_results(args, plan, files, load, parts)
+        found["tasks"] = task_results(args, plan, files, parts)
     if plan.decoding and team.leads:
         found["decoding"] = parts.get(
             plan.decoding,
-            lambda: dataclasses.asdict(measure_decoding(load(), plan.context, seed=args.seed)),
+            lambda: dataclasses.asdict(measure_decoding(subject.loaded.model, plan.context, seed=args.seed, **pruned)),
             alone=True,
         )
     return found
 
 
-def text_loss(
-    args: argparse.Namespace, title: str, load: Callable[[], SelectiveForCausalLM], rows: TextRows, team: Team
-) -> dict[str, Any]:
+def text_loss(args: argparse.Namespace, subject: Subject, text: str, rows: TextRows, team: Team) -> dict[str, Any]:
     """The log-perplexity on one text."""
     import math
 
@@ -163,8 +162,8 @@ def text_loss(
 
     chosen = rows.take(args.rows, skipped(args))
     batches = make_batches(chosen, args.batch)
-    with rows_bar(title, len(team.share(batches)) * args.batch, team.leads) as tick:
-        loss = log_perplexity(load(), batches, team=team, tick=tick)
+    with rows_bar(f"{subject.name}: {text}", len(team.share(batches)) * args.batch, team.leads) as tick:
+        loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, tick)
     tokens = sum(batch.tokens for batch in batches)
     return {
         "loss": loss,
@@ -178,7 +177,6 @@ def task_results(
     args: argparse.Namespace,
     plan: Plan,
     files: Mapping[str, Path | None],
-    load: Callable[[], SelectiveForCausalLM],
     parts: Parts,
 ) -> dict[str, Any]:
     """The tasks one by one; lm-eval shows a bar for each, and a line in front of it says whose it is."""
@@ -187,15 +185,13 @@ def task_results(
     from rich.console import Console
 
     from selattn.evaluation.tasks import make_scorer, run_task
-    from selattn.models.summary import read_config
-    from selattn.models.tokenizer import load_tokenizer
 
     console = Console(stderr=True, highlight=False)
 
     @functools.cache
     def scorer() -> Any:
-        folder = plan.subject.folder
-        return make_scorer(load(), load_tokenizer(folder, read_config(folder).vocab_size), args.batch)
+        subject = plan.subject
+        return make_scorer(subject.loaded.model, subject.loaded.tokenizer, args.batch, subject.budgets, subject.policy)
 
     def measure(name: str) -> dict[str, Any]:
         asked = scorer()  # first: a model that cannot be read is one line

@@ -61,17 +61,15 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     """What makes a page of a text: the models are loaded once."""
     from rich.console import Console
 
-    from selattn.evaluation.subjects import Subject, load_model
+    from selattn.evaluation.subjects import Subject
+    from selattn.eviction import import_policy
     from selattn.report.explorer import explore
 
     subjects = [Subject.parse(name) for name in args.models]
     also: list[Run] = [
-        (each.policy or each.config().cache_policy, each.budgets) for each in subjects if each.budgets is not None
+        (import_policy(each.description.policy), each.budgets) for each in subjects if each.budgets is not None
     ]
-    names = [name.rpartition("@")[0] or name for name in args.models]
-    models = [load_model(each.folder) for each in subjects]
-    for model, name in zip(models, names, strict=True):
-        model.name_or_path = name
+    models = [each.loaded for each in subjects]
     console = Console(stderr=True)
 
     def read(text: str) -> Page:
@@ -84,11 +82,10 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
 
 def _default(model: str) -> str:
     """The paper's text, or for a model without a tokenizer a sample of its task."""
-    from selattn.data.tokenizer import MODEL_FILE
     from selattn.evaluation.subjects import Subject
     from selattn.report.reading import SAMPLE
 
-    return "paper" if (Subject.parse(model).folder / MODEL_FILE).is_file() else SAMPLE
+    return "paper" if Subject.parse(model).loaded.reads_text else SAMPLE
 
 
 def _serve(page: Page, read: Callable[[str], Page], port: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from selattn.cache import SelectiveCache
+    from selattn.models.loading import Loaded
 
 COLDEST = 1e-6
 
@@ -65,25 +65,23 @@ def run(args: argparse.Namespace) -> int:
 
     from selattn.evaluation.subjects import check_budgets, read_budgets
     from selattn.eviction import import_policy
-    from selattn.models.summary import read_config
-    from selattn.models.weights import load_whole
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import load
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     policy = None if args.policy is None else import_policy(args.policy)
-    folder = find_model(args.model)
-    config = read_config(folder)
+    loaded = load(args.model, dtype=None, device="cpu")
+    described = loaded.description
     budgets = None if args.budgets is None else read_budgets(args.budgets)
     if budgets is not None:
-        check_budgets(budgets, config, args.policy)
-    elif config.budgets is None:
+        check_budgets(budgets, described, args.policy)
+    elif described.budgets is None:
         _options.refuse(args, ["policy"], "without --budgets nothing leaves")
-    model = load_whole(folder).eval()
-    tokenizer, ids = read_prompt(args, folder, model.config.vocab_size)
-    cache = model.model.new_cache(budgets, policy)
-    limit, wanted = model.config.max_position_embeddings, ids.shape[1] + args.max_new_tokens
-    if model.config.positions == "learned" and wanted > limit:
+    model: Any = loaded.model
+    tokenizer, ids = read_prompt(args, loaded)
+    cache = model.new_cache(budgets, policy)
+    limit, wanted = described.longest, ids.shape[1] + args.max_new_tokens
+    if limit is not None and wanted > limit:
         raise SelattnError(
             f"prompt and new tokens make {wanted}, and the model has {limit} learned positions: "
             f"--max-new-tokens can be {max(limit - ids.shape[1], 0)} here"
@@ -108,21 +106,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_prompt(args: argparse.Namespace, folder: Path, vocabulary: int) -> tuple[Any, Tensor]:
+def read_prompt(args: argparse.Namespace, loaded: Loaded) -> tuple[Any, Tensor]:
     """The model's tokenizer (None if the prompt is ids) and the prompt, [1, n]."""
     import torch
 
     if args.ids is not None:
+        vocabulary = loaded.description.vocab_size
         words = args.ids.replace(",", " ").split()
         # by its length first: Python refuses to read numbers of thousands of digits
         if not words or not all(word.isdecimal() and len(word) < 19 and int(word) < vocabulary for word in words):
             raise SelattnError(f"--ids must be token ids below {vocabulary}, such as '1 17 4', not {args.ids!r}")
         return None, torch.tensor([[int(word) for word in words]])
-    if not (folder / "tokenizer.json").is_file() and not (folder / "tokenizer_config.json").is_file():
-        raise SelattnError(f"{folder} has no tokenizer: give the prompt as token ids with --ids")
-    from selattn.models.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(folder, vocabulary)
+    if not loaded.reads_text:
+        raise SelattnError(f"{loaded.folder} has no tokenizer: give the prompt as token ids with --ids")
+    tokenizer = loaded.tokenizer
     ids = tokenizer(read_text(args.prompt), return_tensors="pt").input_ids
     if ids.shape[1] == 0:
         raise SelattnError("the prompt is empty: give at least one token")

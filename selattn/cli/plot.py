@@ -127,20 +127,20 @@ def _trace(args: argparse.Namespace, subject: str) -> Trace:
 
     if subject.endswith(".json"):
         return Trace.load(subject)
-    from selattn.data.tokenizer import MODEL_FILE
     from selattn.evaluation.subjects import Subject
+    from selattn.eviction import import_policy
 
     parsed = Subject.parse(subject)
     runs = []
     if parsed.budgets is not None:
-        runs = [(parsed.policy or parsed.config().cache_policy, parsed.budgets)]
+        runs = [(import_policy(parsed.description.policy), parsed.budgets)]
     elif args.figure == "kept":
         raise SelattnError(f"{subject} has no budgets: give {subject}@64, {subject}@BUDGETS.json or {subject}@64:h2o")
-    default = "paper" if (parsed.folder / MODEL_FILE).is_file() else SAMPLE
-    name, text = subject.rpartition("@")[0] or subject, given_text(args.text or default)
+    default = "paper" if parsed.loaded.reads_text else SAMPLE
+    text = given_text(args.text or default)
     if text != SAMPLE:
         _options.refuse(args, ["seed"], "a text is read as it is, only a sample is drawn")
-    return trace(name, text, runs, limit=args.tokens, seed=args.seed or 0)
+    return trace(parsed.loaded, text, runs, limit=args.tokens, seed=args.seed or 0)
 
 
 def _of_many(args: argparse.Namespace) -> Any:
@@ -192,6 +192,6 @@ def _of_records(args: argparse.Namespace) -> Any:
 
 def _record_of(subject: str) -> Path:
     """A record, or that of a model's training."""
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import TRAINING, load
 
-    return Path(subject) if subject.endswith(".json") else find_model(subject) / "training_record.json"
+    return Path(subject) if subject.endswith(".json") else load(subject).folder / TRAINING

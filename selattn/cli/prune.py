@@ -92,8 +92,7 @@ def run(args: argparse.Namespace) -> int:
 def make_job(args: argparse.Namespace) -> Job:
     """The options, checked."""
     from selattn.eviction import import_policy
-    from selattn.models.summary import read_config
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import load
     from selattn.pruning import Procedure, parse_until
     from selattn.pruning.job import Job
 
@@ -102,7 +101,7 @@ def make_job(args: argparse.Namespace) -> Job:
     if not import_policy(args.policy).evicts:
         raise SelattnError(f"the policy {args.policy!r} drops nothing: there is nothing to search for")
     until = parse_until(args.until)
-    context = read_config(find_model(args.model)).max_position_embeddings if args.context is None else args.context
+    context = load(args.model).description.context if args.context is None else args.context
     return Job(
         model=args.model,
         out=args.out or Path("runs/prune") / args.model.removeprefix("zoo:").strip("/").replace("/", "-"),
@@ -137,13 +136,12 @@ def last_iteration(job: Job) -> int | None:
     """Where the search ends, if that is known: each iteration takes a known number of tokens."""
     import math
 
-    from selattn.models.summary import read_config
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import load
 
     until, procedure = job.until, job.procedure
     if until.baseline is not None or until.tolerance is not None or until.loss < math.inf:
         return None
-    layers = read_config(find_model(job.model)).num_hidden_layers
+    layers = load(job.model).description.layers
     return procedure.iterations(layers, max(until.tokens, layers * procedure.context / until.factor))
 
 
@@ -151,13 +149,12 @@ def record(args: argparse.Namespace, job: Job, pruned: Pruned, team: Team) -> No
     """The whole path with the settings, versions and the command."""
     import dataclasses
 
-    from selattn.evaluation.subjects import training_seed
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import load
     from selattn.utils.records import write_record
 
     data = {
         "model": job.model,
-        "training_seed": training_seed(find_model(job.model)),
+        "training_seed": load(job.model).training_seed,
         "until": args.until,
         "policy": job.policy,
         "procedure": dataclasses.asdict(job.procedure),
@@ -175,17 +172,16 @@ def save_model(folder: Path, job: Job, pruned: Pruned) -> None:
     """The model's files, and its config with the budgets and the policy in it."""
     import shutil
 
-    from selattn.models.summary import read_config
-    from selattn.models.zoo import find_model
+    from selattn.models.loading import load
     from selattn.utils.folders import make_folder
 
-    source = find_model(job.model)
+    source = load(job.model)
 
     def fill(part: Path) -> None:
-        for file in source.iterdir():
+        for file in source.folder.iterdir():
             if file.is_file():
                 shutil.copy2(file, part)
-        config = read_config(source)
+        config = source.config
         config.cache_budgets, config.cache_policy = list(pruned.step.budgets), job.policy
         config.save_pretrained(part)
 

@@ -89,7 +89,7 @@ def list_models(console: "Console") -> None:
 
 def facts(folder: Path) -> list[str]:
     """What the table says of a model, from its config and the record of its training."""
-    from selattn.models.summary import read_json
+    from selattn.utils.inputs import read_json
 
     positions = read_json(folder / "config.json").get("max_position_embeddings")
     context = f"{positions:,}" if isinstance(positions, int) else "?"

@@ -24,8 +24,8 @@ from selattn.evaluation.losses import log_perplexity
 from selattn.evaluation.team import Team
 from selattn.eviction import Budgets, import_policy
 from selattn.eviction.budgets import SMALLEST
-from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.zoo import find_model
+from selattn.models.loading import Loaded, load
+from selattn.models.seam import Description, LanguageModel
 
 SIZES = "sizes"
 
@@ -37,7 +37,7 @@ class Curve:
     Attributes:
         name: what it is called in the figure.
         model: as the user wrote it.
-        folder: of the model.
+        loaded: the model.
         policy: who leaves; None for the model's own.
         search: the folder of a search whose path is followed.
         sizes: whether the budgets are the same in every layer.
@@ -45,7 +45,7 @@ class Curve:
 
     name: str
     model: str
-    folder: Path
+    loaded: Loaded
     policy: str | None = None
     search: Path | None = None
     sizes: bool = False
@@ -59,20 +59,20 @@ class Curve:
             raise SelattnError(f"={text} gives a curve no name: write NAME={text}, or {text} alone")
         model, at, how = text.rpartition("@")
         if not at:
-            return cls(name, text, find_model(text))
+            return cls(name, text, load(text))
         what, _, policy = how.partition(":") if how.startswith(SIZES) else (how, "", "")
         if how == f"{SIZES}:":
             raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
         if policy and not import_policy(policy).evicts:
             raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
         if what == SIZES:
-            return cls(name, model, find_model(model), policy or None, sizes=True)
+            return cls(name, model, load(model), policy or None, sizes=True)
         path = Path(what).expanduser()
         if not path.is_dir():
             raise SelattnError(
                 f"{what} is not the folder of a search; for one budget in all layers write {SIZES}:POLICY"
             )
-        return cls(name, model, find_model(model), search=path)
+        return cls(name, model, load(model), search=path)
 
 
 @dataclass(frozen=True)
@@ -92,15 +92,15 @@ class Point:
     @classmethod
     def make(
         cls,
-        config: SelectiveConfig,
+        model: Description,
         context: int,
         budgets: Budgets | None,
         policy: str | None,
         losses: dict[str, float],
     ) -> Point:
         """Of a model with budgets, and what `measure` found."""
-        each = None if budgets is None else budgets.for_layers(config.num_hidden_layers)
-        return cls(kv_size(config, context, budgets, policy), losses, each)
+        each = None if budgets is None else budgets.for_layers(model.layers)
+        return cls(kv_size(model, context, budgets, policy), losses, each)
 
     def to_json(self) -> dict[str, object]:
         """For the record."""
@@ -125,7 +125,7 @@ def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tu
 
 
 def measure(
-    model: SelectiveForCausalLM,
+    model: LanguageModel,
     texts: Mapping[str, Sequence[Batch]],
     budgets: Budgets | None,
     policy: str | None,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from selattn.models import SelectiveForCausalLM
+from selattn.eviction import Budgets, import_policy
+from selattn.models.seam import LanguageModel
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,29 @@ class Decoding:
 
 
 def measure_decoding(
-    model: SelectiveForCausalLM, context: int, batch: int = 1, steps: int = 32, seed: int = 0
+    model: LanguageModel,
+    context: int,
+    batch: int = 1,
+    steps: int = 32,
+    seed: int = 0,
+    budgets: Budgets | None = None,
+    policy: str | None = None,
 ) -> Decoding:
-    """Fill a cache with random tokens up to the last `steps`, then decode these one by one."""
+    """Fill a cache with random tokens up to the last `steps`, then decode these one by one.
+
+    Args:
+        model: in evaluation mode.
+        context: tokens at the end.
+        batch: sequences at a time.
+        steps: how many are timed.
+        seed: of the tokens.
+        budgets: K_l; None for the model's own.
+        policy: who leaves when a layer is full; None for the model's own.
+    """
     steps = min(steps, context - 1)
-    ids = torch.randint(model.config.vocab_size, (batch, context), generator=torch.Generator().manual_seed(seed))
+    ids = torch.randint(model.description.vocab_size, (batch, context), generator=torch.Generator().manual_seed(seed))
     ids = ids.to(model.device)
-    cache, seconds = model.model.new_cache(), []
+    cache, seconds = model.new_cache(budgets, None if policy is None else import_policy(policy)), []
     with torch.inference_mode():
         model(ids[:, : context - steps], past_key_values=cache, use_cache=True, logits_to_keep=1)
         for place in range(context - steps, context):

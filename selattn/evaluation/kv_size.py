@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from selattn.eviction import Budgets, import_policy
-from selattn.models import SelectiveConfig
 from selattn.models.kinds import AttentionKind
+from selattn.models.seam import Description
 from selattn.ops.patterns import pattern_visible
 
 
@@ -45,15 +45,14 @@ class KVSize:
         return self.context / self.mean
 
 
-def kv_size(config: SelectiveConfig, context: int, budgets: Budgets | None = None, policy: str | None = None) -> KVSize:
-    """Of a model at a context of N tokens; budgets and policy as in its config unless others are given."""
-    budgets = budgets or config.budgets
-    layers = config.num_hidden_layers
-    limits: list[int] = [context] * layers
-    if budgets is not None and import_policy(policy or config.cache_policy).evicts:
-        limits = [min(k, context) for k in budgets.for_layers(layers)]
-    kinds = {kind: _unlimited(kind, context, config.num_attention_heads) for kind in config.kinds}
-    sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(config.kinds, limits, strict=True)]
+def kv_size(model: Description, context: int, budgets: Budgets | None = None, policy: str | None = None) -> KVSize:
+    """Of a model at a context of N tokens; its own budgets and policy unless others are given."""
+    budgets = budgets or model.budgets
+    limits: list[int] = [context] * model.layers
+    if budgets is not None and import_policy(policy or model.policy).evicts:
+        limits = [min(k, context) for k in budgets.for_layers(model.layers)]
+    kinds = {kind: _unlimited(kind, context, model.heads) for kind in model.kinds}
+    sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(model.kinds, limits, strict=True)]
     return KVSize(context, tuple(held for held, _ in sizes), tuple(read for _, read in sizes))
 
 

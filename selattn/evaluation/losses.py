@@ -11,25 +11,41 @@ from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.team import Team
 from selattn.eviction import Budgets, Policy, import_policy
-from selattn.models import SelectiveForCausalLM
+from selattn.models.seam import LanguageModel, LayeredModel
 
 
-def head_loss(model: SelectiveForCausalLM, states: Tensor, batch: Batch) -> float:
-    """The sum over the batch's tokens of -log p, from what the last norm gives, [B, N, d_model].
+def head_loss(head: Callable[[Tensor], Tensor], states: Tensor, batch: Batch) -> float:
+    """The sum over the batch's tokens of -log p; `head` gives the logits of states [B, N, d_model].
 
     Row by row, and only where something is to be predicted: the logits of a whole batch are large. In fp32 or better.
     """
     found = 0.0
     for row, wanted in zip(states, batch.wanted, strict=True):
         chosen = wanted >= 0
-        logits = model.lm_head(row[chosen])
+        logits = head(row[chosen])
         exact = torch.promote_types(logits.dtype, torch.float32)
         found += float(nn.functional.cross_entropy(logits.to(exact), wanted[chosen], reduction="none").double().sum())
     return found
 
 
+def batch_loss(model: LanguageModel, batch: Batch, budgets: Budgets | None, policy: Policy | None) -> float:
+    """The sum over the batch's tokens of -log p, in one forward with the budgets in force."""
+    ids, mask, positions = batch.input_ids, batch.attention_mask, batch.position_ids
+    if isinstance(model, LayeredModel):
+        return head_loss(model.head, model.states(ids, mask, positions, budgets, policy), batch)
+    found = model(
+        ids,
+        attention_mask=mask,
+        position_ids=positions,
+        use_cache=False,
+        cache_budgets=budgets,
+        cache_policy=policy,
+    )
+    return head_loss(lambda row: row, found.logits, batch)
+
+
 def log_perplexity(
-    model: SelectiveForCausalLM,
+    model: LanguageModel,
     batches: Sequence[Batch],
     budgets: Budgets | None = None,
     policy: str | Policy | None = None,
@@ -41,25 +57,18 @@ def log_perplexity(
     Args:
         model: in evaluation mode.
         batches: the text, all of it in every process.
-        budgets: K_l; None for those of the model's config, which usually has none.
-        policy: who leaves when a layer is full; None for the config's.
+        budgets: K_l; None for the model's own, which usually has none.
+        policy: who leaves when a layer is full; None for the model's own.
         team: the processes that share the work.
         tick: called with the number of rows after each batch.
     """
     team = team or Team()
     sums = []
+    chosen = import_policy(policy) if isinstance(policy, str) else policy
     with torch.inference_mode():
         for batch in team.share(batches):
             here = batch.to(model.device)
-            states = model.model(
-                input_ids=here.input_ids,
-                attention_mask=here.attention_mask,
-                position_ids=here.position_ids,
-                use_cache=False,
-                cache_budgets=budgets,
-                cache_policy=import_policy(policy) if isinstance(policy, str) else policy,
-            ).last_hidden_state
-            sums.append(head_loss(model, states, here))
+            sums.append(batch_loss(model, here, budgets, chosen))
             if tick is not None:
                 tick(len(here.input_ids))
     return team.total(sums) / count_tokens(batches)

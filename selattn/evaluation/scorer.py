@@ -1,11 +1,16 @@
-"""What lm-eval asks for the likelihood of a choice: a model of ours, in its ordinary full forward."""
+"""What lm-eval asks for the likelihood of a choice: any model of the seam, in its ordinary full forward."""
 
 from __future__ import annotations
 
 from itertools import accumulate, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+
+from selattn.eviction import Budgets, Policy
+from selattn.models.seam import LanguageModel
 
 Request = tuple[Any, list[int], list[int]]  # what lm-eval keeps it by, the tokens before the choice, its tokens
 
@@ -16,6 +21,18 @@ class Scorer(HFLM):
     They are scored in pieces of half a context, each after as much as fits of what comes before it; the likelihoods
     add up. With a small vocabulary and a short context that happens: PIQA has choices of hundreds of words.
     """
+
+    def __init__(
+        self, model: LanguageModel, tokenizer: Any, batch: int, budgets: Budgets | None, policy: Policy | None
+    ) -> None:
+        asked: Any = Asked(model, budgets, policy)
+        super().__init__(
+            pretrained=asked,
+            tokenizer=tokenizer,
+            batch_size=batch,
+            max_length=model.description.context,
+            backend="causal",
+        )
 
     def _loglikelihood_tokens(self, requests: list[Request], **options: Any) -> list[tuple[float, bool]]:
         pieces = [self._pieces(request) for request in requests]
@@ -29,6 +46,17 @@ class Scorer(HFLM):
             return [request]
         size = self.max_length // 2
         return [(None, before + choice[:at], choice[at : at + size]) for at in range(0, len(choice), size)]
+
+
+class Asked:
+    """A model as lm-eval calls it, with token ids alone: the budgets are in force, and no cache is made."""
+
+    def __init__(self, model: LanguageModel, budgets: Budgets | None, policy: Policy | None) -> None:
+        self.device, self.config, self.name_or_path = model.device, SimpleNamespace(model_type="selattn"), ""
+        self._model, self._budgets, self._policy = model, budgets, policy
+
+    def __call__(self, input_ids: Tensor) -> Any:
+        return self._model(input_ids, use_cache=False, cache_budgets=self._budgets, cache_policy=self._policy)
 
 
 def _sum(parts: list[tuple[float, bool]]) -> tuple[float, bool]:

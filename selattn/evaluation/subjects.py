@@ -7,28 +7,19 @@ search; `MODEL@none` leaves out the budgets that a model's config has.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
-from transformers.utils import logging
 
 from selattn.data.rows import check_vocabulary
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets, import_policy
-from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.summary import read_config
-from selattn.models.weights import load_whole
-from selattn.models.zoo import find_model
+from selattn.models.loading import Loaded, load
+from selattn.models.seam import Description
 
 BUDGETS = "budgets.json"  # of a search, in its folder
 NONE = "none"  # the policy that drops nothing
-TRAINING = "training_record.json"  # beside a trained model
 LARGEST = 2**31 - 1  # more than any context has
 
 
@@ -38,13 +29,13 @@ class Subject:
 
     Attributes:
         name: as the user wrote it.
-        folder: of the model.
+        loaded: the model.
         budgets: K_l; None for those of its config, which usually has none.
         policy: who leaves when a layer is full, a name or `package.module:Class`; None for the config's.
     """
 
     name: str
-    folder: Path
+    loaded: Loaded
     budgets: Budgets | None = None
     policy: str | None = None
 
@@ -53,10 +44,10 @@ class Subject:
         """From the command line; `default` is the policy of a model that has budgets and names none."""
         name, at, how = text.rpartition("@")
         if not at:
-            folder = find_model(text)
-            if default is not None and read_config(folder).budgets is None:
+            found = load(text)
+            if default is not None and found.description.budgets is None:
                 raise SelattnError(f"{text} has no budgets, so no policy is in force: write {text}@BUDGETS")
-            return cls(text, folder, None, default)
+            return cls(text, found, None, default)
         if not how:
             raise SelattnError(f"{text!r} has nothing behind its @: write MODEL@BUDGETS or MODEL@BUDGETS:POLICY")
         budgets, colon, policy = how.partition(":")
@@ -65,36 +56,18 @@ class Subject:
         policy = policy or ("" if how == NONE else default or "")
         if policy:
             import_policy(policy)  # which raises for an unknown one
-        folder = find_model(name)
+        found = load(name)
         if how == NONE:
-            return cls(text, folder, None, NONE)
-        config = read_config(folder)
-        found = read_budgets(budgets)
-        check_budgets(found, config, policy or None)
-        return cls(text, folder, found, policy or None)
+            return cls(text, found, None, NONE)
+        chosen = read_budgets(budgets)
+        check_budgets(chosen, found.description, policy or None)
+        return cls(text, found, chosen, policy or None)
 
-    def config(self) -> SelectiveConfig:
-        """The config of the model, with its budgets in it."""
-        return self._pruned(read_config(self.folder))
-
-    def load(self) -> SelectiveForCausalLM:
-        """The model in evaluation mode, with its budgets in its config, so that every forward has them in force."""
-        model = load_model(self.folder)
-        self._pruned(model.config)
-        if self.policy is not None:
-            model.model.cache_policy = import_policy(self.policy)
-        return model
-
-    def policy_name(self) -> str:
-        """Who leaves, for tables and records."""
-        return self.policy or read_config(self.folder).cache_policy
-
-    def _pruned(self, config: SelectiveConfig) -> SelectiveConfig:
-        if self.budgets is not None:
-            config.cache_budgets = self.budgets.to_json()
-        if self.policy is not None and ":" not in self.policy:  # a config has names only
-            config.cache_policy = self.policy
-        return config
+    @property
+    def description(self) -> Description:
+        """Of the model, with the budgets and the policy that are in force."""
+        own = self.loaded.description
+        return replace(own, budgets=self.budgets or own.budgets, policy=self.policy or own.policy)
 
 
 def read_budgets(text: str) -> Budgets:
@@ -115,57 +88,27 @@ def read_budgets(text: str) -> Budgets:
     return budgets
 
 
-def check_budgets(budgets: Budgets, config: SelectiveConfig, policy: str | None) -> None:
+def check_budgets(budgets: Budgets, model: Description, policy: str | None) -> None:
     """Raise for budgets that a model cannot have, or that a policy would not heed."""
-    budgets.for_layers(config.num_hidden_layers)
-    policy = policy or config.cache_policy
+    budgets.for_layers(model.layers)
+    policy = policy or model.policy
     if not import_policy(policy).evicts:
         raise SelattnError(f"the policy {policy!r} drops nothing, whatever the budgets: leave them out, or change it")
 
 
-def check_context(model: str, config: SelectiveConfig, context: int) -> None:
+def check_context(name: str, model: Description, context: int) -> None:
     """Raise for rows that are longer than a model can read."""
-    most = config.max_position_embeddings
-    if config.positions == "learned" and context > most:
-        raise SelattnError(f"{model} has {most} learned positions: --context can be at most {most}, not {context}")
+    most = model.longest
+    if most is not None and context > most:
+        raise SelattnError(f"{name} has {most} learned positions: --context can be at most {most}, not {context}")
 
 
-def load_model(folder: Path, device: str | None = None) -> SelectiveForCausalLM:
-    """A model in evaluation mode, in fp32 whatever it is stored in, on a GPU if there is one."""
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    model = load_whole(folder, dtype=torch.float32)
-    model.config.use_cache = False  # nothing is continued, and filling a cache takes time
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()  # type: ignore[arg-type]
-
-
-def tokenizer_of(folder: Path) -> Tokenizer:
+def tokenizer_of(loaded: Loaded) -> Tokenizer:
     """The tokenizer that lies beside a model's weights."""
-    if not (folder / MODEL_FILE).is_file():
-        raise SelattnError(f"{folder} has no {MODEL_FILE}: text can only be read with the tokenizer of the model")
-    tokenizer = Tokenizer(folder)
-    check_vocabulary(tokenizer, read_config(folder))
+    if not (loaded.folder / MODEL_FILE).is_file():
+        raise SelattnError(
+            f"{loaded.folder} has no {MODEL_FILE}: text can only be read with the tokenizer of the model"
+        )
+    tokenizer = Tokenizer(loaded.folder)
+    check_vocabulary(tokenizer, loaded.description)
     return tokenizer
-
-
-def training_seed(folder: Path) -> int | None:
-    """The seed that a model was trained with, as the record beside it says; None if there is none."""
-    try:
-        found = json.loads((folder / TRAINING).read_text())["seed"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return found if isinstance(found, int) else None
-
-
-def fingerprint(folder: Path) -> str:
-    """Of a model's weights and config, which says what is computed with them: two with the same are the same."""
-    return digest([*sorted(folder.glob("*.safetensors")), folder / "config.json"])
-
-
-def digest(files: Iterable[Path]) -> str:
-    """Of what files hold, in their order."""
-    found = hashlib.blake2b(digest_size=16)
-    for file in files:
-        with file.open("rb") as opened:
-            found.update(hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).digest())
-    return found.hexdigest()

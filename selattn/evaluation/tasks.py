@@ -1,6 +1,6 @@
 """Multiple choice through lm-eval: its tasks, prompts and metrics, from the hub or from local files.
 
-A pruned model is scored in its ordinary full forward, with the budgets of its config in force. lm-eval pads on the
+A pruned model is scored in its ordinary full forward, with its budgets in force. lm-eval pads on the
 right and gives no mask; what comes after a token does not change what it sees, nor who leaves before it.
 """
 
@@ -18,7 +18,8 @@ from typing import Any
 
 from selattn.data.files import read_objects
 from selattn.errors import SelattnError
-from selattn.models import SelectiveForCausalLM
+from selattn.eviction import Budgets, import_policy
+from selattn.models.seam import LanguageModel
 from selattn.utils.folders import cache_folder
 
 # Our name for a task -> where lm-eval has it. Its own names are the same.
@@ -111,18 +112,26 @@ def _strings(values: Any) -> bool:
     return isinstance(values, list) and bool(values) and all(isinstance(v, str) and v.strip() for v in values)
 
 
-def make_scorer(model: SelectiveForCausalLM, tokenizer: Any, batch: int = 16) -> Any:
+def make_scorer(
+    model: LanguageModel,
+    tokenizer: Any,
+    batch: int = 16,
+    budgets: Budgets | None = None,
+    policy: str | None = None,
+) -> Any:
     """What lm-eval asks the likelihoods of.
 
     Args:
-        model: in evaluation mode; the budgets of its config are in force.
+        model: in evaluation mode.
         tokenizer: of transformers; if it puts <BOS> in front of a text, so does lm-eval.
         batch: requests at a time.
+        budgets: K_l; None for the model's own.
+        policy: who leaves when a layer is full; None for the model's own.
     """
     from selattn.evaluation.scorer import Scorer
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    return Scorer(pretrained=model, tokenizer=tokenizer, batch_size=batch)
+    return Scorer(model, tokenizer, batch, budgets, None if policy is None else import_policy(policy))
 
 
 def run_task(

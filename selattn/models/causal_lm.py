@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets, Policy
 from selattn.models.base import SelectivePreTrainedModel
+from selattn.models.by_layer import ByLayer
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
 from selattn.models.inputs import EMPTY, refuse_unknown, sequences_of
@@ -23,7 +24,7 @@ from selattn.ops import Sequences
 _EVICTION = ("cache_budgets", "cache_policy")
 
 
-class SelectiveForCausalLM(SelectivePreTrainedModel, GenerationMixin):
+class SelectiveForCausalLM(ByLayer, SelectivePreTrainedModel, GenerationMixin):
     """The decoder with its language-model head. Any trainer that passes labels trains it, memory term included."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own convention)

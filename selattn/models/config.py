@@ -14,6 +14,7 @@ from selattn.errors import SelattnError
 from selattn.eviction import Budgets, make_policy
 from selattn.models.kinds import AttentionKind, layer_kinds
 from selattn.models.rope import read_rope, without_replaced
+from selattn.models.seam import Description
 from selattn.models.zoo import from_zoo
 from selattn.ops import Selection, backends
 
@@ -213,6 +214,20 @@ class SelectiveConfig(PreTrainedConfig):
             relu=self.selection_relu,
             protect_first=self.selection_protect_first,
             protect_self=self.selection_protect_self,
+            shift=self.selection_shift,
+        )
+
+    @property
+    def description(self) -> Description:
+        """What evaluation, search and pictures need to know of the model."""
+        return Description(
+            kinds=tuple(self.kinds),
+            vocab_size=self.vocab_size,
+            context=self.max_position_embeddings,
+            longest=self.max_position_embeddings if self.positions == "learned" else None,
+            heads=self.num_attention_heads,
+            budgets=self.budgets,
+            policy=self.cache_policy,
             shift=self.selection_shift,
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from selattn.errors import SelattnError
+from selattn.utils.inputs import first_line
 
 
 class SelectiveTokenizer(PreTrainedTokenizerFast):
@@ -40,8 +41,7 @@ def load_tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase:
     try:
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # the library behind it raises nothing more special
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SelattnError(f"cannot read the tokenizer in {folder}: {reason}") from error
+        raise SelattnError(f"cannot read the tokenizer in {folder}: {first_line(error)}") from error
     if len(found) > vocabulary:
         raise SelattnError(f"the tokenizer in {folder} has {len(found)} tokens, and its model knows {vocabulary}")
     return found

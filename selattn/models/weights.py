@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers.utils import logging
 
 from selattn.errors import SelattnError
 from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
-from selattn.models.summary import read_config, read_json
+from selattn.utils.inputs import first_line, read_json
 
+CONFIG = "config.json"
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def read_config(folder: Path) -> SelectiveConfig:
+    """The config of a saved model; one line if it is not that of one of ours."""
+    path = folder / CONFIG
+    found = read_json(path)
+    kind = found.pop("model_type", None)
+    if kind != SelectiveConfig.model_type:
+        raise SelattnError(f"{path} is of a model of type {kind!r}, not of a selattn model")
+    try:
+        return SelectiveConfig(**found)
+    except SelattnError as error:
+        raise SelattnError(f"{path}: {error}") from error
+
+
+def skeleton(config: SelectiveConfig) -> SelectiveForCausalLM:
+    """The model without memory for its weights, on the device `meta`, whatever its size."""
+    with torch.device("meta"):
+        return SelectiveForCausalLM(config)
 
 
 def load_whole(folder: Path, **options: Any) -> SelectiveForCausalLM:
@@ -27,15 +49,27 @@ def load_whole(folder: Path, **options: Any) -> SelectiveForCausalLM:
     try:
         model: SelectiveForCausalLM = SelectiveForCausalLM.from_pretrained(folder, **options)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise SelattnError(f"cannot read the weights in {folder}: {_first_line(error)}") from error
+        raise SelattnError(f"cannot read the weights in {folder}: {first_line(error)}") from error
     return model
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' warnings and bars: what they warn of is checked here, and refused."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
 
 
 def check_weights(folder: Path, config: SelectiveConfig) -> None:
     """One line for a folder whose weights are not those of the config's model. Only the files' headers are read."""
-    with torch.device("meta"):
-        model = SelectiveForCausalLM(config)
-    wanted = {name: list(weight.shape) for name, weight in model.state_dict().items()}
+    wanted = {name: list(weight.shape) for name, weight in skeleton(config).state_dict().items()}
     tied = set(SelectiveForCausalLM._tied_weights_keys) if config.tie_word_embeddings else set()
     found = _headers(folder)
     _refuse(folder, "lacks {} of its model's weights", wanted.keys() - found.keys() - tied)
@@ -59,7 +93,7 @@ def _headers(folder: Path) -> dict[str, tuple[list[int], str]]:
                     part = weights.get_slice(name)
                     found[name] = (list(part.get_shape()), str(part.get_dtype()))
         except (OSError, SafetensorError) as error:
-            raise SelattnError(f"cannot read the weights in {folder}: {file.name}: {_first_line(error)}") from error
+            raise SelattnError(f"cannot read the weights in {folder}: {file.name}: {first_line(error)}") from error
     return found
 
 
@@ -78,7 +112,3 @@ def _files(folder: Path) -> list[Path]:
 def _refuse(folder: Path, what: str, names: Iterable[str]) -> None:
     if names := sorted(names):
         raise SelattnError(f"{folder} {what.format(len(names))}, such as {names[0]}: save it again")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -1,4 +1,4 @@
-"""Names of models: a folder, the folder of a training run, or `zoo:NAME`. `from_pretrained` takes the last, too.
+"""The zoo: models that come with the package, called `zoo:NAME`, also in `from_pretrained`.
 
 The zoo is the folder that $SELATTN_ZOO names; else the one inside an installed package, or the repository's `zoo/` if
 selattn runs from there. Each model of it is a folder with safetensors in bf16, `config.json`, the record of its
@@ -31,29 +31,13 @@ def zoo_models() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(zoo_folder().glob("*/config.json"))}
 
 
-def find_model(name: str | Path) -> Path:
-    """The folder of a model that a user names; one line if there is none."""
-    name = str(name)
-    if not name:
-        raise SelattnError(f"the name of a model is empty: give a folder, or {PREFIX}NAME")
-    if name.startswith(PREFIX):
-        return _in_zoo(name.removeprefix(PREFIX))
-    path = Path(name).expanduser()
-    for folder in (path, path / "model"):  # a run's folder has its model inside
-        if (folder / "config.json").is_file():
-            return folder
-    if path.is_dir():
-        raise SelattnError(f"{path} has no config.json: it is no model, nor the folder of a run that has ended")
-    hint = f"; did you mean {PREFIX}{name}?" if name in zoo_models() else ""
-    raise SelattnError(f"there is no model {name}{hint or f'; give a folder, or {PREFIX}NAME'}")
-
-
 def from_zoo(name: Any) -> Any:
     """What `from_pretrained` is to read: the folder of `zoo:NAME`, and anything else as it is."""
-    return find_model(name) if isinstance(name, str) and name.startswith(PREFIX) else name
+    return in_zoo(name.removeprefix(PREFIX)) if isinstance(name, str) and name.startswith(PREFIX) else name
 
 
-def _in_zoo(name: str) -> Path:
+def in_zoo(name: str) -> Path:
+    """The folder of a model of the zoo; one line if it has none of that name."""
     models = zoo_models()
     if name in models:
         return models[name]

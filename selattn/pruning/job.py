@@ -14,17 +14,16 @@ from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.subjects import BUDGETS, check_context, fingerprint, load_model, tokenizer_of
+from selattn.evaluation.subjects import BUDGETS, check_context, tokenizer_of
 from selattn.evaluation.team import Team
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.eviction import Budgets
-from selattn.models import SelectiveForCausalLM
-from selattn.models.summary import read_config
-from selattn.models.zoo import find_model
+from selattn.models.loading import Loaded, load
+from selattn.models.seam import LanguageModel
 from selattn.pruning.path import Step, append, begin, chosen, claimed, past_steps
 from selattn.pruning.search import Procedure, first_step, steps
-from selattn.pruning.trials import Trials
 from selattn.pruning.until import Until
+from selattn.pruning.whole import make_trials
 
 
 @dataclass(frozen=True)
@@ -97,26 +96,31 @@ class Pruned:
 
 def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step, last: None) -> Pruned:
     """Search, or go on searching, and write the budgets; `show` gets each iteration and the last one possible."""
-    folder = find_model(job.model)
-    config, context = read_config(folder), job.procedure.context
-    check_context(job.model, config, context)
-    job.until.check_size(config.num_hidden_layers, context, job.procedure.smallest)
-    tokenizer = tokenizer_of(folder)
-    if job.until.baseline is not None:
-        _check_baseline(job.until.baseline, folder, context)
+    loaded, context = load(job.model), job.procedure.context
+    check_context(job.model, loaded.description, context)
+    job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
+    tokenizer = tokenizer_of(loaded)
+    other = None if job.until.baseline is None else load(job.until.baseline)
+    if other is not None:
+        _check_baseline(other, loaded, context)
     rows = job.text.rows(tokenizer, context, progress=team.leads)
     batches, reported = _sets(job, rows, tokenizer, progress=team.leads)
     with contextlib.ExitStack() as stack:
         team.by_one(lambda: stack.enter_context(claimed(job.out)))
-        settings = _settings(job, folder, rows)
+        settings = _settings(job, loaded, rows)
         past = team.by_one(lambda: past_steps(job.out, settings))
-        model = load_model(folder)
-        baseline = _baseline_loss(job, batches, team)
+        model = loaded.model
+        baseline = None if other is None else log_perplexity(other.model, batches, team=team)
         until = job.until if baseline is None else replace(job.until, loss=min(baseline, job.until.loss))
         path = _search(job, model, batches, past, settings, until, team, show)
         number, reached = chosen(path, until, context)
         best = path[number]
-        found = _report(job, model, best, reported, team)
+        found = {
+            "unpruned": log_perplexity(model, reported, policy="none", team=team),
+            "pruned": log_perplexity(model, reported, Budgets(best.budgets), job.policy, team),
+        }
+        if other is not None:
+            found["baseline"] = log_perplexity(other.model, reported, team=team)
         if team.leads:
             notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
             Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
@@ -126,7 +130,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
 
 def _search(
     job: Job,
-    model: SelectiveForCausalLM,
+    model: LanguageModel,
     batches: Sequence[Batch],
     past: list[Step],
     settings: dict[str, Any],
@@ -135,9 +139,9 @@ def _search(
     show: Callable[[Step, int], None],
 ) -> list[Step]:
     """The path as far as the threshold; each iteration is on the disk before the next one begins."""
-    layers, context = model.config.num_hidden_layers, job.procedure.context
+    layers, context = model.description.layers, job.procedure.context
     budgets = past[-1].budgets if past else (context,) * layers
-    trials = Trials(model, batches, budgets, job.policy, team)
+    trials = make_trials(model, batches, budgets, job.policy, team)
     path = past or [first_step(trials)]
     if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
         raise SelattnError(
@@ -174,11 +178,11 @@ def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False
     return searched, make_batches(others.take(job.report_rows, seen), job.batch)
 
 
-def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
+def _settings(job: Job, loaded: Loaded, rows: TextRows) -> dict[str, Any]:
     """What decides the path, and what model and text are called, which does not."""
     return {
         "model": job.model,
-        "fingerprint": fingerprint(folder),
+        "fingerprint": loaded.fingerprint,
         "text": dataclasses.asdict(job.text),
         "tokens": rows.checksum,
         "rows": job.rows,
@@ -188,31 +192,12 @@ def _settings(job: Job, folder: Path, rows: TextRows) -> dict[str, Any]:
     }
 
 
-def _check_baseline(baseline: str, folder: Path, context: int) -> None:
+def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:
     """Losses can be compared only over the same tokens."""
-    check_context(baseline, read_config(find_model(baseline)), context)
-    theirs, ours = tokenizer_of(find_model(baseline)), tokenizer_of(folder)
+    check_context(other.name, other.description, context)
+    theirs, ours = tokenizer_of(other), tokenizer_of(loaded)
     if theirs.fingerprint != ours.fingerprint:
         raise SelattnError(
-            f"the baseline {baseline} has another vocabulary ({theirs.vocab_size} tokens) than {folder} "
+            f"the baseline {other.name} has another vocabulary ({theirs.vocab_size} tokens) than {loaded.folder} "
             f"({ours.vocab_size}): their losses cannot be compared"
         )
-
-
-def _baseline_loss(job: Job, batches: Sequence[Batch], team: Team) -> float | None:
-    """The loss of the baseline, if there is one."""
-    if job.until.baseline is None:
-        return None
-    return log_perplexity(load_model(find_model(job.until.baseline)), batches, team=team)
-
-
-def _report(
-    job: Job, model: SelectiveForCausalLM, best: Step, batches: Sequence[Batch], team: Team
-) -> dict[str, float]:
-    """Losses on rows that the search has not seen."""
-    found = {
-        "unpruned": log_perplexity(model, batches, policy="none", team=team),
-        "pruned": log_perplexity(model, batches, Budgets(best.budgets), job.policy, team),
-    }
-    baseline = _baseline_loss(job, batches, team)
-    return found if baseline is None else found | {"baseline": baseline}

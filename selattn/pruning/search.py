@@ -25,6 +25,7 @@ from selattn.errors import SelattnError
 from selattn.eviction.budgets import SMALLEST
 from selattn.pruning.path import Step
 from selattn.pruning.trials import Trials
+from selattn.pruning.whole import WholeTrials
 
 STEP = 8  # C
 
@@ -90,12 +91,12 @@ class Procedure:
         return [layer for layer, k in enumerate(budgets) if k - gives >= least]
 
 
-def first_step(trials: Trials) -> Step:
+def first_step(trials: Trials | WholeTrials) -> Step:
     """Iteration 0."""
     return Step(0, None, trials.budgets, trials.loss, 1.0, {}, {"layer_evaluations": trials.evaluations, "seconds": 0})
 
 
-def steps(trials: Trials, procedure: Procedure, past: Sequence[Step]) -> Iterator[Step]:
+def steps(trials: Trials | WholeTrials, procedure: Procedure, past: Sequence[Step]) -> Iterator[Step]:
     """The iterations after `past`, whose last one `trials` must stand at, one by one until no layer can give more."""
     began, before = time.monotonic(), past[-1].work
     worked = before["layer_evaluations"] - trials.evaluations  # a resumed search has its first pass again
@@ -115,14 +116,14 @@ def steps(trials: Trials, procedure: Procedure, past: Sequence[Step]) -> Iterato
         yield Step(iteration, layer, trials.budgets, trials.loss, factor, tried, work)
 
 
-def _exact(trials: Trials, candidates: Sequence[int], gives: int) -> tuple[int, dict[int, float]]:
+def _exact(trials: Trials | WholeTrials, candidates: Sequence[int], gives: int) -> tuple[int, dict[int, float]]:
     """Every candidate is evaluated."""
     tried = {layer: trials.loss_with(layer, trials.budgets[layer] - gives) for layer in candidates}
     return min(candidates, key=lambda layer: (tried[layer], layer)), tried
 
 
 def _lazy(
-    trials: Trials, candidates: Sequence[int], gives: int, bounds: dict[int, float]
+    trials: Trials | WholeTrials, candidates: Sequence[int], gives: int, bounds: dict[int, float]
 ) -> tuple[int, dict[int, float]]:
     """Candidates are evaluated in the order of their bounds, until an evaluated one is the smallest."""
     tried: dict[int, float] = {}

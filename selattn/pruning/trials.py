@@ -18,8 +18,7 @@ from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import count_tokens, head_loss
 from selattn.evaluation.team import Team
 from selattn.eviction import import_policy
-from selattn.models import SelectiveForCausalLM
-from selattn.models.attention import Context
+from selattn.models.seam import LayeredModel
 from selattn.utils.memory import available_memory
 
 
@@ -43,22 +42,22 @@ class Trials:
 
     def __init__(
         self,
-        model: SelectiveForCausalLM,
+        model: LayeredModel,
         batches: Sequence[Batch],
         budgets: Sequence[int],
         policy: str = "selective",
         team: Team | None = None,
         memory: int | None = None,
     ) -> None:
-        self._model, self._team = model, team or Team()
+        self._model, self._team, self._policy = model, team or Team(), import_policy(policy)
         self._all, self._tokens = len(batches), count_tokens(batches)
         self._batches = [batch.to(model.device) for batch in self._team.share(batches)]
         self.budgets = tuple(budgets)
         self._layers = len(self.budgets)
         self._runs = 0
         with torch.inference_mode():
-            entries = [self._enter(batch) for batch in self._batches]
-            self._contexts = [context._replace(policy=import_policy(policy)) for _, context in entries]
+            entries = [model.enter(b.input_ids, b.attention_mask, b.position_ids) for b in self._batches]
+            self._shared = [shared for _, shared in entries]
             self._stride = self._fit([x for x, _ in entries], memory)
             self._states: list[dict[int, Tensor]] = [{} for _ in entries]  # batch -> layer -> what enters it
             self._heads: dict[int, tuple[int, list[Tensor]]] = {}  # layer -> budget of its trial, what it gives
@@ -111,16 +110,11 @@ class Trials:
         self._heads = {l: head for l, head in self._heads.items() if l < layer}
         self._best = None
 
-    def _enter(self, batch: Batch) -> tuple[Tensor, Context]:
-        return self._model.model.enter(batch.input_ids, batch.attention_mask, batch.position_ids)
-
     def _run(self, b: int, layer: int, x: Tensor, budget: int) -> Tensor:
         """What a layer gives. A budget that drops nothing in this batch is none, which is cheaper."""
-        limits: list[int | None] = [None] * self._layers
-        limits[layer] = budget if budget < self._batches[b].longest else None
         self._runs += 1
-        y, *_ = self._model.model.layers[layer](x, self._contexts[b]._replace(budgets=tuple(limits)))
-        return y
+        limit = budget if budget < self._batches[b].longest else None
+        return self._model.run_layer(layer, x, self._shared[b], limit, self._policy)
 
     def _finish(self, b: int, layer: int, x: Tensor, states: dict[int, Tensor]) -> float:
         """From what enters a layer to the loss, through the layers at their current budgets; notes what enters each."""
@@ -128,7 +122,7 @@ class Trials:
             if l % self._stride == 0:
                 states[l] = x
             x = self._run(b, l, x, self.budgets[l])
-        return head_loss(self._model, self._model.model.norm(x), self._batches[b])
+        return head_loss(self._model.head, self._model.leave(x), self._batches[b])
 
     def _entering(self, b: int, layer: int) -> Tensor:
         """What enters a layer under the current budgets."""

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.evaluation.subjects import load_model, tokenizer_of
+from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Text
-from selattn.models import SelectiveForCausalLM
-from selattn.models.zoo import find_model
-from selattn.ops import AuxRequest
+from selattn.models.loading import load
+from selattn.models.seam import WatchedModel
 from selattn.report.packed import Floats, pack_rising, unpack
-from selattn.report.trace import STEP, smallest_f
+from selattn.report.trace import STEP, smallest_f, watched
 from selattn.utils.records import read_record, write_record
 
 
@@ -95,11 +94,10 @@ def mean_f(
         step: the mean is rounded to multiples of this.
         progress: is told of every row.
     """
-    folder = find_model(model)
-    loaded = load_model(folder)
-    size = min(limit or loaded.config.max_position_embeddings, loaded.config.max_position_embeddings)
+    loaded = load(model)
+    size = min(limit or loaded.description.context, loaded.description.context)
     found = []
-    for row in text.rows(tokenizer_of(folder), size).take():
+    for row in text.rows(tokenizer_of(loaded), size).take():
         if "attention_mask" not in row or bool(row["attention_mask"].all()):
             found.append(row["input_ids"])
         if len(found) == rows:
@@ -109,26 +107,23 @@ def mean_f(
             f"{text.source} has {len(found)} documents of {size} tokens, and {rows} were asked for: give more text, "
             "fewer --rows, or fewer --tokens"
         )
-    packed = average(loaded, found, step, progress)
+    packed = average(watched(loaded.model), found, step, progress)
     return MeanF(str(model), text.source, rows, size, packed)
 
 
 def average(
-    model: SelectiveForCausalLM,
+    model: WatchedModel,
     rows: Iterable[Tensor],
     step: float = STEP,
     progress: Callable[[int], None] = lambda rows: None,
 ) -> list[dict[str, Any] | None]:
     """The mean of F of each layer over rows [N] of token ids, packed."""
-    sums: list[Any] = [None] * model.config.num_hidden_layers
+    sums: list[Any] = [None] * model.description.layers
     count = 0
     with torch.no_grad():
         for row in rows:
-            x, context = model.model.enter(row[None].to(model.device))
-            context = context._replace(budgets=None, wanted=AuxRequest(f=True))
-            for number, layer in enumerate(model.model.layers):
-                x, _, f, _, _ = layer(x, context)
-                F = smallest_f(f)
+            for number, view in enumerate(model.watch(row[None].to(model.device), weights=False)):
+                F = smallest_f(view.f)
                 if F is not None:
                     sums[number] = F.astype(np.float64) if sums[number] is None else sums[number] + F
             count += 1

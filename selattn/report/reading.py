@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from selattn.data.synthetic import TASKS, Task, make_task
-from selattn.data.tokenizer import MODEL_FILE, Tokenizer
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation.subjects import tokenizer_of
+from selattn.models.loading import TRAINING, Loaded
 from selattn.report.examples import PAPER
 from selattn.utils.records import read_record
 
-RECORD = "training_record.json"
 SAMPLE = "sample"  # instead of a text: a sample of the task that a model was trained on
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
@@ -41,15 +41,15 @@ def given_text(name: str) -> str:
 
 
 class Reader:
-    """Reads text for the model of a folder: with its tokenizer, or in the tokens of the task that it was trained on."""
+    """Reads text for a model: with its tokenizer, or in the tokens of the task that it was trained on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, loaded: Loaded) -> None:
         self.tokenizer: Tokenizer | None = None
         self.task: Task | None = None
-        if (folder / MODEL_FILE).is_file():
-            self.tokenizer = tokenizer_of(folder)
+        if loaded.reads_text:
+            self.tokenizer = tokenizer_of(loaded)
         else:
-            self.task = _task_of(folder)
+            self.task = _task_of(loaded.folder)
 
     def read(self, text: str, seed: int = 0) -> Words:
         """The ids, the first of them <BOS>."""
@@ -120,14 +120,14 @@ def _character(raw: bytes) -> tuple[int, str]:
 
 def _task_of(folder: Path) -> Task:
     """The synthetic task that a model was trained on, by its record."""
-    lacks = f"{folder} has no {MODEL_FILE}"
-    if not (folder / RECORD).is_file():
+    lacks = f"{folder} has no tokenizer"
+    if not (folder / TRAINING).is_file():
         raise SelattnError(f"{lacks}: text can only be read with the tokenizer of the model")
     try:
-        settings = dict(read_record(folder / RECORD)["run"]["data"])
+        settings = dict(read_record(folder / TRAINING)["run"]["data"])
         name = settings.pop("kind")
     except (KeyError, TypeError, ValueError):
-        raise SelattnError(f"{folder / RECORD} does not say what the model was trained on") from None
+        raise SelattnError(f"{folder / TRAINING} does not say what the model was trained on") from None
     if name not in TASKS:
         raise SelattnError(f"{lacks}, and it was trained on {name}: text can only be read with its tokenizer")
     return make_task(name, **settings)

@@ -24,17 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.evaluation.subjects import load_model
 from selattn.eviction import Budgets, Policy, make_policy
-from selattn.models import SelectiveForCausalLM
-from selattn.models.zoo import find_model
-from selattn.ops import AuxRequest
+from selattn.models.loading import Loaded, load
+from selattn.models.seam import LanguageModel, WatchedModel
 from selattn.report.packed import Floats, Ints, pack_rising, pack_shares, pack_steps, unpack, unpack_steps
 from selattn.report.reading import Reader, Words
 from selattn.utils.records import read_record, write_record
 
 STEP = 1 / 32  # of F: e^-F is right to 1.6%
 Run = tuple[str | Policy, Budgets | int | Sequence[int]]
+Model = str | Path | Loaded | LanguageModel
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ class Trace:
 
 
 def trace(
-    model: str | Path | SelectiveForCausalLM,
+    model: Model,
     text: str | Words,
     runs: Iterable[Run] = (),
     *,
@@ -154,7 +153,7 @@ def trace(
     """Run a model on a text and keep what pictures need of it.
 
     Args:
-        model: a folder, a run's folder, zoo:NAME, or a model that was loaded from one of them.
+        model: a folder, a run's folder, zoo:NAME, what `selattn.load` gives for one of them, or a model itself.
         text: the text itself; "sample" for a model of a synthetic task; or words that have been read.
         runs: policies and budgets for which to find out when each token leaves.
         limit: at most so many tokens; the model's context size by default.
@@ -163,7 +162,8 @@ def trace(
         name: of the model, in titles; by default as it was given.
     """
     loaded, called, words = prepared(model, text, seed)
-    most = min(limit or loaded.config.max_position_embeddings, loaded.config.max_position_embeddings)
+    about = loaded.description
+    most = min(limit or about.context, about.context)
     if most < 2:
         raise SelattnError(f"a picture needs at least 2 tokens, not {most}")
     ids, tokens = words.ids[:most], words.tokens[:most]
@@ -172,8 +172,8 @@ def trace(
         model=name or called,
         tokens=tokens,
         ids=ids,
-        kinds=[kind.text for kind in loaded.config.kinds],
-        shift=loaded.config.selection.shift,
+        kinds=[kind.text for kind in about.kinds],
+        shift=about.shift,
         cut_from=len(words.ids),
         packed=_layers(loaded, row, step),
         runs=[leaving(loaded, row, policy, budgets) for policy, budgets in runs],
@@ -181,18 +181,16 @@ def trace(
 
 
 def leaving(
-    model: SelectiveForCausalLM, ids: Tensor, policy: str | Policy, budgets: Budgets | int | Sequence[int]
+    model: WatchedModel, ids: Tensor, policy: str | Policy, budgets: Budgets | int | Sequence[int]
 ) -> dict[str, Any]:
     """One forward with budgets in force: when each token of ids [1, N] left each layer."""
     chosen, size = make_policy(policy), ids.shape[1]
     found = Budgets.of(budgets)
     assert found is not None
-    each = found.for_layers(model.config.num_hidden_layers)
+    each = found.for_layers(model.description.layers)
     with torch.no_grad():
-        output = model(
-            ids, use_cache=False, cache_budgets=found, cache_policy=chosen.name, output_evictions=True, logits_to_keep=1
-        )
-    steps = torch.stack([at[0].amax(0).clamp(max=size) for at in output.evicted_at])
+        evicted = model.evictions(ids, found, chosen)
+    steps = torch.stack([at[0].amax(0).clamp(max=size) for at in evicted])
     return {
         "policy": chosen.name,
         "budgets": list(each),
@@ -206,29 +204,30 @@ def smallest_f(f: Tensor | None) -> Floats | None:
     return None if f is None else f[0].float().amin(0).cpu().numpy()
 
 
-def _layers(model: SelectiveForCausalLM, ids: Tensor, step: float) -> list[dict[str, Any]]:
+def _layers(model: WatchedModel, ids: Tensor, step: float) -> list[dict[str, Any]]:
     """Layer by layer, so that no more than one layer's weights are ever held."""
     found = []
     with torch.no_grad():
-        x, context = model.model.enter(ids)
-        context = context._replace(budgets=None, wanted=AuxRequest(f=True, weights=True))
-        for layer in model.model.layers:
-            x, _, f, weights, _ = layer(x, context)
-            F = smallest_f(f)
-            mean = weights[0].float().mean(0).cpu().numpy()
+        for view in model.watch(ids):
+            assert view.weights is not None
+            F, mean = smallest_f(view.f), view.weights[0].float().mean(0).cpu().numpy()
             found.append({"f": None if F is None else pack_rising(F, step), "weights": pack_shares(mean)})
     return found
 
 
-def prepared(
-    model: str | Path | SelectiveForCausalLM, text: str | Words, seed: int
-) -> tuple[SelectiveForCausalLM, str, Words]:
+def prepared(model: Model, text: str | Words, seed: int) -> tuple[WatchedModel, str, Words]:
     """The model, its name, and the words of the text."""
-    if isinstance(text, Words) and not isinstance(model, str | Path):
-        return model, model.name_or_path or type(model).__name__, text
     if isinstance(model, str | Path):
-        folder, name = find_model(model), str(model)
-        words = text if isinstance(text, Words) else Reader(folder).read(text, seed)
-        return load_model(folder), name, words
-    name = model.name_or_path or type(model).__name__
-    return model, name, Reader(find_model(name)).read(str(text), seed)
+        model = load(model)
+    if isinstance(model, Loaded):
+        words = text if isinstance(text, Words) else Reader(model).read(text, seed)
+        return watched(model.model), model.name, words
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    return watched(model), name, text if isinstance(text, Words) else Reader(load(name)).read(text, seed)
+
+
+def watched(model: LanguageModel) -> WatchedModel:
+    """The model, if pictures can be made of it."""
+    if not isinstance(model, WatchedModel):
+        raise SelattnError(f"no picture can be made of a {type(model).__name__}: it has no watch() and evictions()")
+    return model

@@ -21,7 +21,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from selattn.data.tokenizer import MODEL_FILE
 from selattn.errors import SelattnError, shortened
 from selattn.models import SelectiveForCausalLM
-from selattn.models.zoo import find_model
+from selattn.models.loading import load
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.arguments import training_arguments
@@ -160,7 +160,7 @@ def _tokenizer_of(run: RunConfig) -> str | None:
     """The tokenizer of the model that is fine-tuned, if it has one."""
     if run.start.model is None:
         return None
-    path = find_model(run.start.model) / MODEL_FILE
+    path = load(run.start.model).folder / MODEL_FILE
     return str(path) if path.is_file() else None
 
 

@@ -13,8 +13,7 @@ import torch
 
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
-from selattn.models.summary import read_config
-from selattn.models.zoo import find_model
+from selattn.models.loading import load
 from selattn.training.config import RunConfig, Text
 from selattn.utils.memory import available_memory
 
@@ -62,7 +61,7 @@ def needs(run: RunConfig, devices: int) -> dict[str, int]:
 def _settings(run: RunConfig) -> dict[str, Any]:
     """The sizes of the model. Not by a config, which holds a list of its layers, however many."""
     if run.start.model is not None:
-        found = read_config(find_model(run.start.model)).to_dict()
+        found = load(run.start.model).config.to_dict()
     else:
         found = {name: getattr(SelectiveConfig, name) for name in SelectiveConfig.__annotations__}
         vocabulary = run.data.vocabulary if isinstance(run.data, Text) else run.data.vocab_size

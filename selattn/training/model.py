@@ -7,8 +7,8 @@ from typing import Any
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.models.loading import load
 from selattn.models.weights import load_whole
-from selattn.models.zoo import find_model
 from selattn.training.config import ARCHITECTURE, RunConfig, Text
 
 
@@ -24,7 +24,7 @@ def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> Selectiv
         settings = {"vocab_size": vocabulary, "max_position_embeddings": data.context, **ids, **settings}
         config = SelectiveConfig(**settings)
     else:
-        given = SelectiveConfig.from_pretrained(find_model(run.start.model)).to_dict()
+        given = load(run.start.model).config.to_dict()
         for name in ARCHITECTURE:
             if name in settings and settings[name] != given[name]:
                 raise SelattnError(
@@ -66,7 +66,7 @@ def make_model(run: RunConfig, config: SelectiveConfig) -> SelectiveForCausalLM:
     """The model with new weights, or with those of the model that is fine-tuned."""
     if run.start.model is None:
         return SelectiveForCausalLM(config)
-    return load_whole(find_model(run.start.model), config=config, dtype="float32")
+    return load_whole(load(run.start.model).folder, config=config, dtype="float32")
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:

@@ -11,6 +11,7 @@ from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.subjects import Subject, tokenizer_of
 from selattn.evaluation.text import Text
 from selattn.eviction import Budgets
+from selattn.models.loading import load
 from selattn.pruning.path import read_searched
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
@@ -40,8 +41,8 @@ def _own_cache(here, monkeypatch):
 def loss(model, rows=6, skip=0, text="text.txt"):
     subject = Subject.parse(model)
     source = Text(text, reading=Reading(validation=0.9))
-    chosen = source.rows(tokenizer_of(subject.folder), 64).take(rows, skip)
-    return log_perplexity(subject.load(), make_batches(chosen, 8))
+    chosen = source.rows(tokenizer_of(subject.loaded), 64).take(rows, skip)
+    return log_perplexity(subject.loaded.model, make_batches(chosen, 8), subject.budgets, subject.policy)
 
 
 TEXT = ["--data", "text.txt", "--validation", "0.9", "--rows", "6"]
@@ -120,7 +121,7 @@ def test_what_a_search_has_seen_is_left_out(search):
     assert main(["eval", "model", *data[:-2], "--skip", out, "--record", f"{out}.json"]) == 0
     record = json.loads(Path(f"{out}.json").read_text())
     assert record["settings"]["skip"] == out
-    every = Text("text.txt", reading=Reading(validation=0.9)).rows(tokenizer_of(Path("model")), 64)
+    every = Text("text.txt", reading=Reading(validation=0.9)).rows(tokenizer_of(load("model")), 64)
     seen = read_searched(Path(out))
     assert record["models"][0]["text"]["text.txt"]["rows"] == len(every.take(None, seen)) < len(every)
 

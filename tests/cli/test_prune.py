@@ -14,6 +14,7 @@ from selattn.cli.main import main
 from selattn.evaluation import subjects
 from selattn.eviction import Budgets
 from selattn.models import SelectiveForCausalLM
+from selattn.models.loading import load
 from selattn.pruning import job
 from selattn.pruning.path import claimed
 from tests.evaluation.folders import model_folder, text_file
@@ -74,7 +75,7 @@ def test_the_report_is_of_other_rows(whole, here):
     from selattn.evaluation.text import Text
 
     text = Text(str(here / "text.txt"), reading=Reading(validation=0.8))
-    rows = text.rows(subjects.tokenizer_of(here / "model"), 32)
+    rows = text.rows(subjects.tokenizer_of(load(here / "model")), 32)
     searched, reported = rows.take(6), rows.take(5, skip=6)
     assert not {tuple(row["input_ids"].tolist()) for row in searched} & {
         tuple(r["input_ids"].tolist()) for r in reported

@@ -13,7 +13,7 @@ import pytest
 from selattn.cli.main import main
 from selattn.data import Parity
 from selattn.errors import SelattnError
-from selattn.models.zoo import find_model
+from selattn.models.loading import find_folder
 from selattn.training import RunConfig, study, zoo
 from selattn.training.config import Batch, Checkpoints, Evaluation, Schedule
 from selattn.training.display import Display
@@ -272,17 +272,17 @@ def test_the_zoo_is_made_listed_and_used(small_zoo, capsys, monkeypatch):
     assert main(["zoo"]) == 0
     assert "There are no models" in capsys.readouterr().out
     with pytest.raises(SelattnError, match="there is no zoo at"):
-        find_model("zoo:one")
+        find_folder("zoo:one")
     assert main(["zoo", "--make"]) == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if "zoo:" in line]
     assert ["zoo:one" in rows[0], "zoo:two" in rows[1], len(rows)] == [True, True, 2]
-    files = {path.name for path in find_model("zoo:one").iterdir()}
+    files = {path.name for path in find_folder("zoo:one").iterdir()}
     assert files == {"config.json", "generation_config.json", "model.safetensors", "training_record.json"}
-    assert json.loads((find_model("zoo:one") / "config.json").read_text())["dtype"] == "bfloat16"
+    assert json.loads((find_folder("zoo:one") / "config.json").read_text())["dtype"] == "bfloat16"
     assert main(["info", "zoo:one"]) == 0
     for name, advice in (("zoo:on", "did you mean zoo:one?"), ("one", "did you mean zoo:one?")):
         with pytest.raises(SelattnError, match=advice.replace("?", "[?]")):
-            find_model(name)
+            find_folder(name)
 
 
 def test_a_record_that_is_none_is_told(small_zoo, tmp_path, capsys):

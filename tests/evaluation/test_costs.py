@@ -29,7 +29,7 @@ SEES = {
 
 
 def test_kv_size_is_what_a_simulation_counts():
-    size = kv_size(tiny_config(attention=ALL_KINDS, num_hidden_layers=6), CONTEXT)
+    size = kv_size(tiny_config(attention=ALL_KINDS, num_hidden_layers=6).description, CONTEXT)
     want = [counted(SEES[kind], CONTEXT) for kind in ALL_KINDS]
     assert list(zip(size.held, size.read, strict=True)) == want
     assert size.held[2] > 2 * size.read[2] - 3 > size.held[3]  # strided: little is read, nearly all is held
@@ -37,11 +37,11 @@ def test_kv_size_is_what_a_simulation_counts():
 
 
 def test_budgets_limit_it():
-    config = tiny_config(attention=["local:3", "selective"])
+    config = tiny_config(attention=["local:3", "selective"]).description
     assert kv_size(config, CONTEXT, Budgets((5, 8))).held == (3, 8)
     assert kv_size(config, CONTEXT, Budgets((5, 8)), "none").held == (3, CONTEXT)
     assert kv_size(config, CONTEXT, Budgets(99)).held == (3, CONTEXT)
-    with_budgets = tiny_config(cache_budgets=[4, 6])
+    with_budgets = tiny_config(cache_budgets=[4, 6]).description
     assert kv_size(with_budgets, CONTEXT).factor == Budgets((4, 6)).memory_factor(2, CONTEXT)
 
 

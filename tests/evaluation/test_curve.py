@@ -8,6 +8,7 @@ from selattn.errors import SelattnError
 from selattn.evaluation import Team, log_perplexity, make_batches
 from selattn.evaluation.curve import Curve, Point, Reached, at_losses, halves, measure, nearest, size_at
 from selattn.eviction import Budgets
+from selattn.models.loading import load
 from tests.evaluation.folders import model_folder
 from tests.pruning.cases import model, rows
 
@@ -60,7 +61,7 @@ def test_measures_every_text():
     for budgets, size in ((None, 24), (Budgets((3, 5, 7)), 5)):
         losses = measure(net, texts, budgets, "tova", Team())
         assert losses == {name: log_perplexity(net, batches, budgets, "tova") for name, batches in texts.items()}
-        point = Point.make(net.config, 24, budgets, "tova", losses)
+        point = Point.make(net.description, 24, budgets, "tova", losses)
         assert (point.size.mean, point.budgets, point.losses) == (size, budgets and budgets.tokens, losses)
 
 
@@ -77,11 +78,11 @@ def test_a_record_tells_where_its_curve_reaches_a_loss():
 def test_how_curves_are_written(tmp_path):
     folder = model_folder(tmp_path / "model")
     (tmp_path / "search").mkdir()
-    name = str(folder)
-    assert Curve.parse(name) == Curve(name, name, folder)
-    assert Curve.parse(f"mine={name}@sizes:h2o") == Curve("mine", name, folder, "h2o", sizes=True)
-    assert Curve.parse(f"mine={name}@sizes") == Curve("mine", name, folder, None, sizes=True)
-    assert Curve.parse(f"mine={name}@{tmp_path / 'search'}") == Curve("mine", name, folder, search=tmp_path / "search")
+    name, found = str(folder), load(str(folder))
+    assert Curve.parse(name) == Curve(name, name, found)
+    assert Curve.parse(f"mine={name}@sizes:h2o") == Curve("mine", name, found, "h2o", sizes=True)
+    assert Curve.parse(f"mine={name}@sizes") == Curve("mine", name, found, None, sizes=True)
+    assert Curve.parse(f"mine={name}@{tmp_path / 'search'}") == Curve("mine", name, found, search=tmp_path / "search")
     for text, says in (("@sizes:h20", "did you mean 'h2o'"), ("@64", "not the folder of a search")):
         with pytest.raises(SelattnError, match=says):
             Curve.parse(f"{folder}{text}")

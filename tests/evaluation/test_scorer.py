@@ -4,14 +4,16 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from selattn.evaluation import subjects, tasks
+from selattn.evaluation import tasks
+from selattn.eviction import Budgets
+from selattn.models.loading import load
 from tests.evaluation.folders import model_folder
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what lm-eval and its dependencies warn of is not ours
 CONTEXT = 32
 
 
-def one_by_one(model, before, choice):
+def one_by_one(model, before, choice, budgets):
     """log p of a choice, each token in a forward of its own: pieces of half a context, after what fits of the rest."""
     found = []
     for i in range(len(choice)):
@@ -20,16 +22,17 @@ def one_by_one(model, before, choice):
         text = (before + choice)[: len(before) + end]
         first = max(0, len(text) - CONTEXT - 1)  # the last token of a piece is not an input
         with torch.no_grad():
-            logits = model(torch.tensor([text[first : len(before) + i]]), use_cache=False).logits[0, -1]
+            ids = torch.tensor([text[first : len(before) + i]])
+            logits = model(ids, use_cache=False, cache_budgets=budgets).logits[0, -1]
         found.append(logits.log_softmax(-1)[choice[i]].item())
     return sum(found)
 
 
-@pytest.mark.parametrize("budgets", ["", "@5"])
+@pytest.mark.parametrize("budgets", [None, Budgets(5)])
 def test_long_choices_are_scored_in_pieces(tmp_path, budgets):
     folder = model_folder(tmp_path / "model", max_position_embeddings=CONTEXT)
-    model = subjects.Subject.parse(f"{folder}{budgets}").load()
-    scorer = tasks.make_scorer(model, AutoTokenizer.from_pretrained(folder), batch=3)
+    model = load(folder).model
+    scorer = tasks.make_scorer(model, AutoTokenizer.from_pretrained(folder), 3, budgets)
     draw = torch.Generator().manual_seed(0)
     lengths = [(5, 75), (3, 10), (1, CONTEXT), (40, CONTEXT + 1), (20, 30), (2, 2 * CONTEXT), (1, 1)]
     requests = [
@@ -37,7 +40,7 @@ def test_long_choices_are_scored_in_pieces(tmp_path, budgets):
         for before, choice in lengths
     ]
     got = scorer._loglikelihood_tokens(requests, disable_tqdm=True)
-    want = [one_by_one(model, before, choice) for _, before, choice in requests]
+    want = [one_by_one(model, before, choice, budgets) for _, before, choice in requests]
     assert [each[0] for each in got] == pytest.approx(want, rel=1e-4)
     assert not any(greedy for _, greedy in got)
 
@@ -45,7 +48,7 @@ def test_long_choices_are_scored_in_pieces(tmp_path, budgets):
 def test_a_greedy_choice_is_known(tmp_path):
     """Also in pieces: what the model itself would say."""
     folder = model_folder(tmp_path / "model", max_position_embeddings=CONTEXT)
-    model = subjects.Subject.parse(str(folder)).load()
+    model = load(folder).model
     scorer = tasks.make_scorer(model, AutoTokenizer.from_pretrained(folder))
     text = [3, 7, 9]
     for i in range(2 * CONTEXT):

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from selattn.errors import SelattnError
 from selattn.evaluation import subjects, tasks
+from selattn.models.loading import load
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder
 
@@ -28,15 +29,16 @@ def data(tmp_path_factory):
 
 
 def scores(folder, data, text="", **how):
-    model = subjects.Subject.parse(f"{folder}{text}").load()
-    scorer = tasks.make_scorer(model, AutoTokenizer.from_pretrained(folder))
+    found = subjects.Subject.parse(f"{folder}{text}")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    scorer = tasks.make_scorer(found.loaded.model, tokenizer, budgets=found.budgets, policy=found.policy)
     files = tasks.find_local(tasks.check_tasks(["all"]), data)
     return {name: tasks.run_task(scorer, name, file, **how) for name, file in files.items()}
 
 
 def directly(folder, budgets=None):
     """Accuracies from log p(choice | context), one choice after another."""
-    model, tokenizer = subjects.load_model(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load(folder).model, AutoTokenizer.from_pretrained(folder)
     found = {}
     for task, rows in questions.ROWS.items():
         plain, normed = [], []

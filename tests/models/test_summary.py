@@ -1,8 +1,13 @@
 import pytest
 
-from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.summary import parameters_by_part
+from selattn.models import SelectiveConfig, SelectiveForCausalLM, summary
+from selattn.models.weights import skeleton
 from tests.models.tiny import VARIANTS, tiny_config
+
+
+def parameters_by_part(config):
+    return summary.parameters_by_part(skeleton(config))
+
 
 # The paper's table of parameter counts: vocabulary 8,000, context 512.
 PAPER = {

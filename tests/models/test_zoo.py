@@ -7,7 +7,8 @@ import pytest
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, zoo
-from selattn.models.zoo import find_model, zoo_folder, zoo_models
+from selattn.models.loading import find_folder
+from selattn.models.zoo import zoo_folder, zoo_models
 from selattn.training.display import Display
 from selattn.training.zoo import make_zoo
 
@@ -43,19 +44,19 @@ def test_every_model_of_it_gives_a_cache(monkeypatch):
 def test_an_installed_package_has_it_inside(installed):
     model(installed.parents[1] / "zoo", "stranger")  # another package of that name
     assert zoo_models() == {"memory": installed / "memory"}
-    assert find_model("zoo:memory") == installed / "memory"
+    assert find_folder("zoo:memory") == installed / "memory"
 
 
 def test_the_variable_comes_first(installed, tmp_path, monkeypatch):
     mine = model(tmp_path / "mine", "own")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SELATTN_ZOO", "~/mine")
-    assert find_model("zoo:own") == mine
+    assert find_folder("zoo:own") == mine
     said = "unknown model zoo:memory in ~/mine (SELATTN_ZOO); there are own"
     with pytest.raises(SelattnError, match=re.escape(said)):
-        find_model("zoo:memory")
+        find_folder("zoo:memory")
     monkeypatch.setenv("SELATTN_ZOO", "")
-    assert find_model("zoo:memory") == installed / "memory"
+    assert find_folder("zoo:memory") == installed / "memory"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_no_zoo_is_one_line(tmp_path, monkeypatch, chosen, advice):
     monkeypatch.setattr(zoo, "SHIPPED", tmp_path / "selattn" / "zoo")
     monkeypatch.setenv("SELATTN_ZOO", chosen and str(tmp_path / chosen))
     with pytest.raises(SelattnError, match=f"there is no zoo at .*: {advice}$"):
-        find_model("zoo:memory")
+        find_folder("zoo:memory")
 
 
 def test_nothing_is_made_inside_an_installed_package(installed, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from selattn.evaluation import Team
 from selattn.evaluation import text as evaluate_text
 from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Text
+from selattn.models.loading import load
 from selattn.pruning import Procedure, Until, job
 from selattn.pruning.job import Job, _sets
 from tests.evaluation.folders import model_folder, text_file
@@ -32,7 +33,7 @@ def test_no_row_is_searched_and_reported(tmp_path, named):
     copy = Text(str(shutil.copy(text.source, tmp_path / "copy.txt")), reading=Reading(validation=0.8))
     report = {None: None, "the same": text, "a copy": copy}[named]
     made = Job("model", Path("out"), text, ROWS, Until(), Procedure(CONTEXT, 4), report=report, report_rows=5)
-    tokenizer = tokenizer_of(tmp_path / "model")
+    tokenizer = tokenizer_of(load(tmp_path / "model"))
     rows = text.rows(tokenizer, CONTEXT)
     searched, reported = _sets(made, rows, tokenizer)
     assert not ids(searched) & ids(reported)
@@ -45,7 +46,7 @@ def test_another_text_is_reported_from_its_beginning(tmp_path):
     text_file(tmp_path / "other.txt", documents=20)
     text, other = (Text(str(tmp_path / name), reading=Reading(validation=0.8)) for name in ("text.txt", "other.txt"))
     made = Job("model", Path("out"), text, ROWS, Until(), Procedure(CONTEXT, 4), report=other, report_rows=5)
-    tokenizer = tokenizer_of(tmp_path / "model")
+    tokenizer = tokenizer_of(load(tmp_path / "model"))
     _, reported = _sets(made, text.rows(tokenizer, CONTEXT), tokenizer)
     found = torch.cat([batch.input_ids for batch in reported])
     want = torch.stack([row["input_ids"] for row in other.rows(tokenizer, CONTEXT).take(5)])

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 import selattn
 from selattn.errors import SelattnError
-from selattn.evaluation.subjects import load_model
-from selattn.models.zoo import find_model
+from selattn.models.loading import load
 from selattn.report.examples import PAPER
 from selattn.report.mean import MeanF, average
 from selattn.report.packed import pack_rising, pack_shares, pack_steps, unpack, unpack_steps
@@ -60,7 +59,7 @@ def test_what_is_no_square_or_no_number_is_refused():
 
 
 def test_tokens_are_as_people_write_them():
-    words = Reader(find_model("zoo:memory")).read(TEXT)
+    words = Reader(load("zoo:memory")).read(TEXT)
     assert words.tokens[0] == "<s>"
     assert "".join(words.tokens[1:]).strip() == TEXT
     assert "🙂" in words.tokens
@@ -77,7 +76,7 @@ def test_bytes_that_are_no_character_are_shown_as_numbers():
 def test_numbers_are_the_models(name):
     text = "sample" if "assignment" in name else PAPER
     found = trace(name, text, runs=[("selective", 6), ("h2o", [3, 9, 4])], limit=20)
-    model = load_model(find_model(name))
+    model = load(name).model
     ids = torch.tensor([found.ids])
     assert found.size == 20
     assert found.cut_from > 20
@@ -116,11 +115,8 @@ def test_a_record_is_all_that_is_needed(tmp_path):
 
 
 def test_a_mean_is_the_mean():
-    model = load_model(find_model("zoo:variable-assignment-selective"))
-    rows = [
-        torch.tensor(Reader(find_model("zoo:variable-assignment-selective")).read("sample", seed).ids)
-        for seed in (0, 1)
-    ]
+    model = load("zoo:variable-assignment-selective").model
+    rows = [torch.tensor(Reader(load("zoo:variable-assignment-selective")).read("sample", seed).ids) for seed in (0, 1)]
     packed = average(model, rows)
     with torch.no_grad():
         each = [model(row[None], output_f=True).f[1][0, 0].numpy() for row in rows]
@@ -145,7 +141,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(tmp_path):
 
 
 def test_it_takes_a_loaded_model_and_is_public():
-    model = load_model(find_model("zoo:variable-assignment-selective"))
+    model = load("zoo:variable-assignment-selective").model
     assert selattn.trace is trace
     assert trace(model, "Z= 1").tokens == ["<BOS>", " Z=", " 1"]
     assert leaving(model, torch.tensor([[0, 1, 5]]), "none", 2)["policy"] == "none"

@@ -16,8 +16,7 @@ from typing import Any
 
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets, make_policy
-from selattn.models import SelectiveForCausalLM
-from selattn.report.trace import STEP, Run, Trace, prepared, trace
+from selattn.report.trace import STEP, Model, Run, Trace, prepared, trace
 
 MOST_TOKENS, MOST_LAYERS = 2048, 28
 LARGE, COARSE = 8_000_000, 1 / 8  # so many entries of F and more are rounded more, or the page would be too large
@@ -25,8 +24,6 @@ MOST_BYTES = 160_000_000
 SCRIPTS = ("data.js", "pane.js", "main.js")
 _HERE = Path(__file__).parent
 _PLACE = re.compile(r"/\*\{(\w+)\}\*/")
-
-Model = str | Path | SelectiveForCausalLM
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def explore(
     """Run models on a text, with and without budgets, and make the page of it.
 
     Args:
-        model: a folder, a run's folder, zoo:NAME or a loaded model; or two of them, to be compared.
+        model: a folder, a run's folder, zoo:NAME or what was loaded of one; or two of them, to be compared.
         text: the text itself, or "sample" for a model of a synthetic task.
         policies: who leaves; by default `selective` where a model selects, else `tova`, and H2O and Window+4.
         budgets: the grid, K the same in every layer; by default powers of 2 below the number of tokens.
@@ -122,7 +119,7 @@ def explore(
         limit: at most so many tokens.
         progress: is told what is done.
     """
-    models: Sequence[Model] = [model] if isinstance(model, str | Path | SelectiveForCausalLM) else list(model)
+    models: Sequence[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
     if not 1 <= len(models) <= 2:
         raise SelattnError(f"one model is shown, or two are compared, not {len(models)}")
     return Page(tuple(_shown(each, text, policies, budgets, also, limit, progress) for each in models))
@@ -152,13 +149,13 @@ def _shown(
     progress: Callable[[str], None],
 ) -> Trace:
     loaded, name, words = prepared(model, text, 0)
-    config = loaded.config
-    size = min(len(words.ids), limit or config.max_position_embeddings, config.max_position_embeddings)
-    check_size(size, config.num_hidden_layers)
-    chosen = policies or (["selective" if config.selects else "tova", "h2o", "window+4"])
+    about = loaded.description
+    size = min(len(words.ids), limit or about.context, about.context)
+    check_size(size, about.layers)
+    chosen = policies or (["selective" if about.selects else "tova", "h2o", "window+4"])
     runs: list[Run] = [(make_policy(each).name, k) for each in chosen for k in budgets or grid(size)]
     runs += [(policy, Budgets.of(k) or k) for policy, k in also]
-    entries = size * (size + 1) // 2 * config.num_hidden_layers
+    entries = size * (size + 1) // 2 * about.layers
     step = STEP if entries < LARGE else COARSE
     return trace(loaded, words, _told(runs, name, progress), limit=limit, step=step, name=name)
 

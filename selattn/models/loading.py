@@ -1,0 +1,213 @@
+"""From the name of a model to its folder, config, weights and tokenizer: found in one place, each read once.
+
+    found = load("zoo:memory")      # a folder, the folder of a training run, or zoo:NAME
+    found.description.layers        # from the config alone; weights are not read before they are asked for
+    found.model                     # a selattn.models.seam.LanguageModel, in evaluation mode
+    found.tokenizer                 # its own
+
+What a folder holds is told by the first of `FORMATS` that knows it. To read another kind of model, write a `Format` and
+add it there; nothing else has to change.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from selattn.errors import SelattnError
+from selattn.models.config import SelectiveConfig
+from selattn.models.seam import Description, LanguageModel
+from selattn.models.tokenizer import load_tokenizer
+from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
+from selattn.models.zoo import PREFIX, in_zoo, zoo_models
+from selattn.utils.inputs import digest, read_json
+
+TRAINING = "training_record.json"  # beside a trained model
+TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")  # a folder with one of these reads text
+
+
+class Format(Protocol):
+    """One kind of model folder, and how it is read."""
+
+    def owns(self, folder: Path) -> bool:
+        """Whether the folder holds a model of this kind; raises for a file that cannot be read."""
+
+    def config(self, folder: Path) -> PreTrainedConfig:
+        """The config, checked."""
+
+    def describe(self, config: Any) -> Description:
+        """What the config says of the model."""
+
+    def skeleton(self, config: Any) -> nn.Module:
+        """The model without memory for its weights, on the device `meta`."""
+
+    def check(self, folder: Path, config: Any) -> None:
+        """Raise unless the weights are all there and those of the config's model; none of them is loaded."""
+
+    def model(self, folder: Path, dtype: torch.dtype | None) -> LanguageModel:
+        """The model with all its weights; in the dtype in which they are stored if that is None."""
+
+    def has_tokenizer(self, folder: Path) -> bool:
+        """Whether there is a tokenizer in the folder."""
+
+    def tokenizer(self, folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
+        """The tokenizer, which must fit so large a vocabulary."""
+
+    def files(self, folder: Path) -> list[Path]:
+        """What decides what the model computes: weights and config."""
+
+
+class OwnFormat:
+    """Folders of the decoder in this package: `config.json` with its type, safetensors, and a tokenizer beside them."""
+
+    def owns(self, folder: Path) -> bool:
+        """By the type that config.json names."""
+        return read_json(folder / CONFIG).get("model_type") == SelectiveConfig.model_type
+
+    def config(self, folder: Path) -> SelectiveConfig:
+        """The config, checked."""
+        return read_config(folder)
+
+    def describe(self, config: SelectiveConfig) -> Description:
+        """What the config says of the model."""
+        return config.description
+
+    def skeleton(self, config: SelectiveConfig) -> nn.Module:
+        """The model on the device `meta`."""
+        return skeleton(config)
+
+    def check(self, folder: Path, config: SelectiveConfig) -> None:
+        """By the headers of the files with the weights."""
+        check_weights(folder, config)
+
+    def model(self, folder: Path, dtype: torch.dtype | None) -> LanguageModel:
+        """The model with all its weights."""
+        return load_whole(folder, **({} if dtype is None else {"dtype": dtype}))
+
+    def has_tokenizer(self, folder: Path) -> bool:
+        """Whether one lies beside the weights."""
+        return any((folder / file).is_file() for file in TOKENIZERS)
+
+    def tokenizer(self, folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
+        """What lies beside the weights."""
+        return load_tokenizer(folder, vocab_size)
+
+    def files(self, folder: Path) -> list[Path]:
+        """The weights, then the config."""
+        return [*sorted(folder.glob("*.safetensors")), folder / CONFIG]
+
+
+FORMATS: tuple[Format, ...] = (OwnFormat(),)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that a user has named. Nothing is read before it is asked for, and nothing twice.
+
+    Attributes:
+        name: as the user wrote it.
+        folder: where it is.
+        format: how it is read.
+        dtype: what the model computes in; None for what it is stored in.
+        device: where it goes; None for a GPU if there is one.
+    """
+
+    name: str
+    folder: Path
+    format: Format
+    dtype: torch.dtype | None = torch.float32
+    device: str | torch.device | None = None
+
+    @functools.cached_property
+    def config(self) -> PreTrainedConfig:
+        """As it is saved; one line if it cannot be that of a model."""
+        return self.format.config(self.folder)
+
+    @functools.cached_property
+    def description(self) -> Description:
+        """What is known of the model without its weights."""
+        return self.format.describe(self.config)
+
+    @functools.cached_property
+    def model(self) -> LanguageModel:
+        """The model in evaluation mode."""
+        with quiet():
+            model: Any = self.format.model(self.folder, self.dtype)
+        return model.to(self.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+
+    @functools.cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's own; one line if it has none."""
+        if not self.reads_text:
+            raise SelattnError(f"{self.folder} has no tokenizer: text can only be read with the tokenizer of the model")
+        return self.format.tokenizer(self.folder, self.description.vocab_size)
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether there is a tokenizer; it is not read."""
+        return self.format.has_tokenizer(self.folder)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of weights and config, which say what is computed: two models with the same are the same."""
+        return digest(self.format.files(self.folder))
+
+    @property
+    def skeleton(self) -> nn.Module:
+        """The model without memory for its weights, whatever its size."""
+        return self.format.skeleton(self.config)
+
+    def check(self) -> None:
+        """Raise unless the weights are whole, without loading them."""
+        self.format.check(self.folder, self.config)
+
+    @property
+    def training_seed(self) -> int | None:
+        """The seed that the model was trained with, as the record beside it says; None if there is none."""
+        try:
+            found = json.loads((self.folder / TRAINING).read_text())["seed"]
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        return found if isinstance(found, int) else None
+
+
+def load(
+    name: str | Path, *, dtype: torch.dtype | None = torch.float32, device: str | torch.device | None = None
+) -> Loaded:
+    """The model that a user names; one line if there is none.
+
+    Args:
+        name: a folder, the folder of a training run, or zoo:NAME.
+        dtype: what the model computes in, whatever it is stored in; None for what it is stored in.
+        device: where it goes; None for a GPU if there is one.
+    """
+    folder = find_folder(name)
+    for each in FORMATS:
+        if each.owns(folder):
+            return Loaded(str(name), folder, each, dtype, device)
+    kind = read_json(folder / CONFIG).get("model_type")
+    raise SelattnError(f"{folder / CONFIG} is of a model of type {kind!r}, not of a selattn model")
+
+
+def find_folder(name: str | Path) -> Path:
+    """The folder of a model that a user names; what is in it is not looked at, but for its config's existence."""
+    name = str(name)
+    if not name:
+        raise SelattnError(f"the name of a model is empty: give a folder, or {PREFIX}NAME")
+    if name.startswith(PREFIX):
+        return in_zoo(name.removeprefix(PREFIX))
+    path = Path(name).expanduser()
+    for folder in (path, path / "model"):  # a run's folder has its model inside
+        if (folder / CONFIG).is_file():
+            return folder
+    if path.is_dir():
+        raise SelattnError(f"{path} has no {CONFIG}: it is no model, nor the folder of a run that has ended")
+    hint = f"; did you mean {PREFIX}{name}?" if name in zoo_models() else ""
+    raise SelattnError(f"there is no model {name}{hint or f'; give a folder, or {PREFIX}NAME'}")

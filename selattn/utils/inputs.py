@@ -1,0 +1,39 @@
+"""Reading small files of a user's: one clear line for what cannot be read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from selattn.errors import SelattnError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise SelattnError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise SelattnError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SelattnError(f"{path} must hold a JSON object, not a {type(found).__name__}")
+    return found
+
+
+def digest(files: Iterable[Path]) -> str:
+    """A checksum of what the files hold, in their order; their names do not matter."""
+    found = hashlib.blake2b(digest_size=16)
+    for file in files:
+        with file.open("rb") as opened:
+            found.update(hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).digest())
+    return found.hexdigest()
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
