@@ -1,5 +1,11 @@
 """The one exception that means "the input was wrong", as opposed to "the program is"."""
 
+from __future__ import annotations
+
+import errno
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, of a user's share of it, of one file
+
 
 class SelattnError(ValueError):
     """Bad input: one line that says what was wrong and what to do instead.
@@ -7,6 +13,21 @@ class SelattnError(ValueError):
     The command line prints that line and exits with 2, without a traceback. Anything else that is raised
     is a bug, and keeps its traceback.
     """
+
+
+class CannotWriteError(SelattnError):
+    """The system refuses to write a file.
+
+    Attributes:
+        reason: the system's words.
+        full: whether there is no space left.
+    """
+
+    def __init__(self, path: object, error: OSError, advice: str = "") -> None:
+        self.reason, self.full = error.strerror or str(error), error.errno in FULL
+        if not advice and self.full:
+            advice = "free some space, or write elsewhere"
+        super().__init__(f"cannot write {shortened(path)}: {self.reason}" + (f"; {advice}" if advice else ""))
 
 
 def shortened(name: object, most: int = 160) -> str:

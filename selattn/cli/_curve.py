@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from selattn.evaluation.batches import Batch
     from selattn.evaluation.curve import Curve, Point
     from selattn.evaluation.parts import Key, Parts
-    from selattn.evaluation.team import Team
     from selattn.eviction import Budgets
     from selattn.models.loading import Loaded
+    from selattn.utils.distributed import Team
 
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -45,10 +45,10 @@ class Line:
 
 def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure every curve on the same rows, read off where it reaches the baseline, draw and record."""
-    from selattn.cli._bar import rows_bar
     from selattn.cli._parts import kept_parts, write_whole
     from selattn.evaluation.curve import Curve, halves
     from selattn.evaluation.subjects import check_context
+    from selattn.utils.progress import ProgressLine
 
     figure_of(args)  # refuses one that cannot be drawn, before anything is measured
     curves = [Curve.parse(text) for text in args.models]
@@ -82,8 +82,8 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     keys = [key for line in lines for key in line.keys]
     with kept_parts(args.record, keys, team, console) as parts:
         each = args.batch * sum(len(team.share(batches)) for batches in texts.values())
-        with rows_bar("measuring", each * (len(keys) - parts.known(keys)), team.leads) as tick:
-            found = [(line, measure_line(line, texts, context, team, parts, tick)) for line in lines]
+        with ProgressLine("measuring", each * (len(keys) - parts.known(keys)), shown=team.leads) as shown:
+            found = [(line, measure_line(line, texts, context, team, parts, shown.advance)) for line in lines]
         if not team.leads:
             return
         base = before and before["baseline"]

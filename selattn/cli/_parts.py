@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from selattn.evaluation.parts import Key, Parts
-    from selattn.evaluation.team import Team
     from selattn.evaluation.text import Searched, Text, TextRows
+    from selattn.utils.distributed import Team
 
 
 @contextmanager

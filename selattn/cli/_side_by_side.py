@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from selattn.evaluation.parts import Key, Parts
     from selattn.evaluation.subjects import Subject
-    from selattn.evaluation.team import Team
     from selattn.evaluation.text import TextRows
+    from selattn.utils.distributed import Team
 
 
 @dataclass(frozen=True)
@@ -157,13 +157,13 @@ def text_loss(args: argparse.Namespace, subject: Subject, text: str, rows: TextR
     """The log-perplexity on one text."""
     import math
 
-    from selattn.cli._bar import rows_bar
     from selattn.evaluation import log_perplexity, make_batches
+    from selattn.utils.progress import ProgressLine
 
     chosen = rows.take(args.rows, skipped(args))
     batches = make_batches(chosen, args.batch)
-    with rows_bar(f"{subject.name}: {text}", len(team.share(batches)) * args.batch, team.leads) as tick:
-        loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, tick)
+    with ProgressLine(f"{subject.name}: {text}", len(team.share(batches)) * args.batch, shown=team.leads) as line:
+        loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, line.advance)
     tokens = sum(batch.tokens for batch in batches)
     return {
         "loss": loss,

@@ -37,11 +37,11 @@ def run(args: argparse.Namespace) -> int:
     """Check, measure, draw."""
     import torch
     from rich.console import Console
-    from rich.progress import Progress
 
     from selattn.cli import _bench
     from selattn.ops import backends
     from selattn.utils import native, records
+    from selattn.utils.progress import ProgressLine
 
     records.check_output(args.out)
     console = Console(highlight=False)
@@ -50,18 +50,17 @@ def run(args: argparse.Namespace) -> int:
     names = [name for name, missing in backends().items() if missing is None]
     rows: list[dict[str, Any]] = []
     forgets = not args.nothing_forgotten
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("checking", total=len(names) + len(args.n))
+    with ProgressLine("checking", len(names) + len(args.n)) as line:
         for name in names:
             _bench.check(name, _bench.inputs(_bench.CHECK_LENGTH, shape, forgets, args.seed))
-            progress.advance(task)
+            line.advance()
         for n in args.n:
-            progress.update(task, description=f"N = {n:,}")
+            line.update(title=f"N = {n:,}")
             tensors = _bench.inputs(n, shape, forgets, args.seed)
             some = [name for name in names if name != "reference" or n <= REFERENCE_LIMIT]
             share = _bench.living_share(tensors)
             rows += [{**row, "living": share} for row in _bench.measure(tensors, some, args.repeats)]
-            progress.advance(task)
+            line.advance()
     for n in args.n:
         draw([row for row in rows if row["n"] == n], console)
     target = native.target()

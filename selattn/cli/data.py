@@ -103,14 +103,13 @@ def _setting(text: str) -> tuple[str, int]:
 
 def show_text(args: argparse.Namespace, console: "Console") -> None:
     """The beginning of the first documents."""
-    import difflib
     from itertools import islice
 
     from selattn.data import TASKS, documents
+    from selattn.utils.suggest import advice, nearest
 
-    near = difflib.get_close_matches(args.name, TASKS, 1)
-    if near and not Path(args.name).exists():
-        raise SelattnError(f"unknown task or source {args.name!r}; did you mean {near[0]!r}?")
+    if nearest(args.name, TASKS) and not Path(args.name).exists():
+        raise SelattnError(f"unknown task or source {args.name!r}; {advice(args.name, TASKS)}")
     _options.refuse(args, ["seed", "set"], f"{args.name} is a text, no task")
     _options.fill(args, {"split": "train"})
     for text in islice(documents(args.name, args.split, read_with(args, args.name)), args.samples):

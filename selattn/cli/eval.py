@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     from selattn.cli._curve import run_curve
     from selattn.cli._side_by_side import run_side_by_side
     from selattn.cli.main import INTERRUPTED
-    from selattn.evaluation.team import Team
+    from selattn.utils.distributed import Team
     from selattn.utils.records import check_output
 
     for file in (args.record, args.figure):

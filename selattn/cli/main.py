@@ -1,7 +1,6 @@
 """The entry point: finds the command, runs it, and turns bad input into one line and an exit code."""
 
 import argparse
-import difflib
 import io
 import os
 import re
@@ -29,6 +28,7 @@ from selattn.cli import (
     zoo,
 )
 from selattn.errors import SelattnError
+from selattn.utils.suggest import advice
 
 COMMANDS = {
     "bench": bench,
@@ -100,9 +100,8 @@ def check_command(argv: Sequence[str]) -> None:
     name = next((word for word in argv if not word.startswith("-")), None)
     if name is None or name in COMMANDS:
         return
-    near = difflib.get_close_matches(name, COMMANDS, n=1)
-    advice = f"did you mean '{near[0]}'?" if near else "see 'selattn --help' for the list"
-    raise SelattnError(f"unknown command '{name}'; {advice}")
+    hint = advice(name, COMMANDS, "see 'selattn --help' for the list")
+    raise SelattnError(f"unknown command {name!r}; {hint}")
 
 
 def dispatch(argv: Sequence[str]) -> int:

@@ -157,9 +157,9 @@ def _of_many(args: argparse.Namespace) -> Any:
 
 
 def _mean(args: argparse.Namespace, subject: str) -> MeanF:
-    from selattn.cli._bar import rows_bar
     from selattn.evaluation.text import Text
     from selattn.report.mean import MeanF, mean_f
+    from selattn.utils.progress import ProgressLine
 
     if subject.endswith(".json"):
         return MeanF.load(subject)
@@ -168,8 +168,8 @@ def _mean(args: argparse.Namespace, subject: str) -> MeanF:
             f"{args.figure} needs many texts: give --text, a file, a folder, or a source such as embedded"
         )
     text, rows = Text(args.text, args.split or "validation", seed=args.seed or 0), args.rows or 100
-    with rows_bar(f"F of {subject}", rows, True) as advance:
-        return mean_f(subject, text, rows, limit=args.tokens, progress=advance)
+    with ProgressLine(f"F of {subject}", rows) as line:
+        return mean_f(subject, text, rows, limit=args.tokens, progress=line.advance)
 
 
 def _of_records(args: argparse.Namespace) -> Any:

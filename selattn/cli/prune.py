@@ -15,8 +15,8 @@ from selattn.cli._text import SOURCES, add_text_options, fill_text_options, text
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.evaluation.team import Team
     from selattn.pruning.job import Job, Pruned
+    from selattn.utils.distributed import Team
 
 FIGURE, RECORD = "path.png", "record.json"
 
@@ -64,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.evaluation.team import Team
-    from selattn.pruning.display import Display
+    from selattn.pruning.display import SearchDisplay
     from selattn.pruning.job import prune
     from selattn.report.search_path import draw_path
+    from selattn.utils.distributed import Team
 
     team = Team()
-    display = Display(Console(stderr=True, highlight=False, quiet=not team.leads), last_iteration(job))
+    display = SearchDisplay(Console(stderr=True, highlight=False, quiet=not team.leads), last_iteration(job))
     try:
         pruned = prune(job, team, display)
     except KeyboardInterrupt:

@@ -57,17 +57,16 @@ def run(args: argparse.Namespace) -> int:
 
 def carry_out(config: "RunConfig", folder: str, resume: bool, overwrite: bool) -> int:
     """Train with a bar, and say how it ended."""
-    import os
-
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
     from selattn.training import train
     from selattn.training.display import make_display
     from selattn.training.launch import resume_command
+    from selattn.utils.distributed import leads
 
     finished = train(config, folder, resume=resume, overwrite=overwrite, display=make_display(config.name))
-    if os.environ.get("RANK", "0") != "0":
+    if not leads():
         return INTERRUPTED if finished.interrupted else 0
     console = Console(highlight=False, stderr=True)
     if finished.interrupted:

@@ -46,17 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
 def make(args: argparse.Namespace, console: "Console") -> int:
     """Train and export; an exit code."""
-    import difflib
-
     from selattn.cli.main import INTERRUPTED
     from selattn.training.display import make_display
     from selattn.training.zoo import make_zoo, names, reads_text
+    from selattn.utils.suggest import advice
 
     for name in args.names:
         if name not in names():
-            near = difflib.get_close_matches(name, names(), 1, 0.5)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names())}"
-            raise SelattnError(f"unknown model {name!r}; {advice}")
+            raise SelattnError(f"unknown model {name!r}; {advice(name, names())}")
     if not any(map(reads_text, args.names or names())):
         _options.refuse(args, ["source"], f"{' and '.join(args.names)} read no text")
     _options.fill(args, {"runs": Path("runs/zoo")})

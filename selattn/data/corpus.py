@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from selattn.data.progress import working
 from selattn.data.store import VERSION, TokenStore, build_store, open_store
 from selattn.data.text import Reading, division, documents, identity, name_of
 from selattn.data.tokenizer import MODEL_FILE, Tokenizer, train_model
 from selattn.errors import SelattnError
 from selattn.utils.folders import cache_folder, make_folder
+from selattn.utils.progress import ProgressLine
 
 _LONGEST = 60  # characters of a source in the name of a folder, which has 255 in all
 
@@ -33,7 +33,8 @@ def tokenizer_for(
     path = (cache or cache_folder()) / "tokenizers" / f"{_slug(source)}-{vocab_size}-{key}"
 
     def fill(part: Path) -> None:
-        with working(f"training a tokenizer of {vocab_size:,} tokens on {label(source, 'train')}", progress):
+        title = f"training a tokenizer of {vocab_size:,} tokens on {label(source, 'train')}"
+        with ProgressLine(title, shown=progress):
             (part / MODEL_FILE).write_bytes(train_model(documents(source, "train", reading), vocab_size))
 
     make_folder(path, fill)

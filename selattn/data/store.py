@@ -18,12 +18,11 @@ from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.progress import Progress
 
-from selattn.data.progress import counting
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.utils.folders import make_folder
+from selattn.utils.progress import ProgressLine
 
 VERSION = 1
 _TOKENS, _OFFSETS, _META = "tokens.bin", "offsets.bin", "meta.json"
@@ -132,8 +131,8 @@ def open_store(
     """The store at `path`, made first if there is none. What is there is taken as it is; see `build_store`."""
 
     def fill(part: Path) -> None:
-        with counting(source or path.name, progress) as bar:
-            counts = _write(part, documents, tokenizer, eos, threads, bar)
+        with ProgressLine(f"tokenizing {source or path.name}", shown=progress) as line:
+            counts = _write(part, documents, tokenizer, eos, threads, line)
         meta = {
             "version": VERSION,
             "source": source,
@@ -184,7 +183,7 @@ def build_store(
 
 
 def _write(
-    part: Path, documents: Iterable[str], tokenizer: Tokenizer, eos: bool, threads: int, bar: Progress
+    part: Path, documents: Iterable[str], tokenizer: Tokenizer, eos: bool, threads: int, line: ProgressLine
 ) -> dict[str, Any]:
     """Write both files and return what meta.json says about them."""
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -200,7 +199,7 @@ def _write(
             count += len(batch)
             tokens += sum(map(len, rows))
             text += sum(len(document.encode()) for document in batch)
-            bar.update(bar.task_ids[0], completed=tokens, documents=count, tokens=tokens)
+            line.update(text=f"{count:,} documents, {tokens:,} tokens")
     if not count:
         raise SelattnError("there are no documents to make a token store of")
     checksums = {name: writer.checksum() for name, writer in writers.items()}

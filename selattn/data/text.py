@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import platform
 from array import array
@@ -20,6 +19,7 @@ from selattn.data.embedded import embedded_documents
 from selattn.data.files import find_files, named_splits, read_file
 from selattn.data.hub import NAMED, hub_source, read_hub
 from selattn.errors import SelattnError, shortened
+from selattn.utils.suggest import advice
 
 EMBEDDED = "embedded"
 SPLITS = ("train", "validation", "test")
@@ -65,7 +65,7 @@ def documents(source: str | Path, split: str = "train", reading: Reading | None 
     """
     reading = reading or Reading()
     if split not in SPLITS:
-        raise SelattnError(f"unknown split {split!r}; {_nearest(split, SPLITS)}")
+        raise SelattnError(f"unknown split {split!r}; {advice(split, SPLITS)}")
     return islice(_documents(str(source), split, reading), reading.limit)
 
 
@@ -182,11 +182,6 @@ def _path(source: str) -> Path:
     except (OSError, RuntimeError) as error:  # a name that is too long, a folder that is closed, no such ~user
         raise SelattnError(f"cannot read {shortened(source)}: {getattr(error, 'strerror', None) or error}") from None
     if not there and path.name == source and not path.suffix:
-        advice = _nearest(source.lower(), [EMBEDDED, *NAMED])
-        raise SelattnError(f"unknown source {source!r} (no file or folder either); {advice}")
+        known = advice(source.lower(), [EMBEDDED, *NAMED])
+        raise SelattnError(f"unknown source {source!r} (no file or folder either); {known}")
     return path
-
-
-def _nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

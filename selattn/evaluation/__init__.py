@@ -2,6 +2,6 @@
 
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.team import Team
+from selattn.utils.distributed import Team
 
 __all__ = ["Batch", "Team", "log_perplexity", "make_batches"]

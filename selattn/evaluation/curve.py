@@ -21,11 +21,11 @@ from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.kv_size import KVSize, kv_size
 from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.team import Team
 from selattn.eviction import Budgets, import_policy
 from selattn.eviction.budgets import SMALLEST
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
+from selattn.utils.distributed import Team
 
 SIZES = "sizes"
 

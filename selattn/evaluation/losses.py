@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
-from selattn.evaluation.team import Team
 from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel, LayeredModel
+from selattn.utils.distributed import Team
 
 
 def head_loss(head: Callable[[Tensor], Tensor], states: Tensor, batch: Batch) -> float:

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from selattn.errors import SelattnError
-from selattn.evaluation.team import Team
-from selattn.utils.folders import alone_with, folders_for
+from selattn.utils.distributed import Team
+from selattn.utils.files import writing
+from selattn.utils.folders import folders_for
 from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
+from selattn.utils.locks import LOCK, locked
 from selattn.utils.records import machine, versions
 
 Key = dict[str, Any]
@@ -56,10 +57,7 @@ class Parts:
             return past[0]
         value = measure()
         if self._file is not None and self._team.leads:
-            try:
-                append_line(self._file, {"key": self._whole(key), "value": value})
-            except OSError as error:
-                raise SelattnError(f"cannot write {self._file}: {error.strerror}; what it holds is kept") from None
+            append_line(self._file, {"key": self._whole(key), "value": value}, "what it holds is kept")
         return value
 
     def remove(self) -> None:
@@ -95,12 +93,14 @@ def open_parts(record: Path | None, team: Team) -> Iterator[Parts]:
 def _claimed(file: Path, record: Path) -> Iterator[None]:
     """The file, made if need be; an empty one is not left behind."""
     refusal = f"another process is measuring for {record}: wait for it, or choose another --record"
-    with folders_for(file.parent), alone_with(file, refusal, make=True) as ours:
+    with folders_for(file.parent), locked(record.with_name(record.name + LOCK), refusal):
+        with writing(file):
+            file.touch()
         try:
             drop_half_a_line(file)
             yield
         finally:
-            if ours():
+            if file.exists():  # it is removed when the record is written
                 drop_half_a_line(file)  # of a disk that was full
                 if not file.stat().st_size:
                     file.unlink()

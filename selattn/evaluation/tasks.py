@@ -6,7 +6,6 @@ right and gives no mask; what comes after a token does not change what it sees, 
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import json
 import logging
@@ -21,6 +20,7 @@ from selattn.errors import SelattnError
 from selattn.eviction import Budgets, import_policy
 from selattn.models.seam import LanguageModel
 from selattn.utils.folders import cache_folder
+from selattn.utils.suggest import advice
 
 # Our name for a task -> where lm-eval has it. Its own names are the same.
 TASKS = {
@@ -48,9 +48,7 @@ def check_tasks(names: Sequence[str]) -> list[str]:
     """The tasks that a user names, `all` for all of them; raises for an unknown one, and if there is no lm-eval."""
     for name in names:
         if name not in (*TASKS, "all"):
-            near = difflib.get_close_matches(name, TASKS, 1, 0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are all, {', '.join(TASKS)}"
-            raise SelattnError(f"unknown task {name!r}; {hint}")
+            raise SelattnError(f"unknown task {name!r}; {advice(name, ['all', *TASKS])}")
     if importlib.util.find_spec("lm_eval") is None:
         raise SelattnError("multiple-choice tasks need lm-eval: pip install 'selattn[eval]'")
     return list(TASKS) if "all" in names else list(dict.fromkeys(names))

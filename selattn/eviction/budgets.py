@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from selattn.errors import SelattnError
+from selattn.utils.files import write_json
 
 SMALLEST = 2  # the first token and the newest
 LARGEST = 2**31 - 1  # positions are 32-bit numbers
@@ -72,16 +73,7 @@ class Budgets:
 
     def save(self, path: str | os.PathLike[str], **notes: Any) -> None:
         """Write `{"budgets": ..., **notes}`, whole or not at all."""
-        target = Path(path)
-        half = target.with_name(target.name + ".part")
-        try:
-            try:
-                half.write_text(json.dumps({"budgets": self.to_json(), **notes}, indent=2) + "\n")
-                half.replace(target)
-            finally:
-                half.unlink(missing_ok=True)
-        except OSError as error:
-            raise SelattnError(f"cannot write the budgets file {str(path)!r}: {error.strerror}") from None
+        write_json(Path(path), {"budgets": self.to_json(), **notes})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Budgets:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +16,7 @@ from selattn.models.rope import read_rope, without_replaced
 from selattn.models.seam import Description
 from selattn.models.zoo import from_zoo
 from selattn.ops import Selection, backends
+from selattn.utils.suggest import advice
 
 _CHOICES = {
     "positions": ("learned", "rotary"),
@@ -238,8 +238,7 @@ class SelectiveConfig(PreTrainedConfig):
         generation = GenerationConfig._get_default_generation_params()
         for name in kwargs:
             if name not in _FOREIGN and name not in generation:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]!r}?" if near else "see selattn.models.SelectiveConfig for what there is"
+                hint = advice(name, known, "see selattn.models.SelectiveConfig for what there is")
                 raise SelattnError(f"unknown setting {name!r} in a selattn config: {hint}")
 
     def check(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops import Sequences
+from selattn.utils.suggest import advice
 
 # What collators and older callers pass beside the arguments of `forward`. Nothing is lost by not reading it: the
 # lengths of keys are those of queries here, and the cache itself knows how many tokens it holds.
@@ -27,8 +27,7 @@ def refuse_unknown(kwargs: dict[str, Any], forward: Callable[..., Any]) -> None:
             _refuse_full(name, value)
         elif name not in UNREAD:
             known = [*inspect.signature(forward).parameters, *UNREAD, *EMPTY]
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "a selattn model has no use for it"
+            hint = advice(name, known, "a selattn model has no use for it")
             raise SelattnError(f"unknown argument {name!r} of forward: {hint}")
 
 

@@ -12,11 +12,11 @@ three local layers and a global one, again and again.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from selattn.errors import SelattnError
 from selattn.ops import Fixed, Pattern, Strided
+from selattn.utils.suggest import unknown
 
 # kind -> how many numbers it takes, at least and at most, and how it is written
 _FORMS = {
@@ -42,9 +42,7 @@ def parse_kind(text: str) -> AttentionKind:
     """The kind that a text of the table above means."""
     name, *rest = str(text).split(":")
     if name not in _FORMS:
-        near = difflib.get_close_matches(name, _FORMS, 1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise SelattnError(f"unknown attention kind {text!r}{hint}: choose {', '.join(f for *_, f in _FORMS.values())}")
+        raise SelattnError(unknown("attention kind", name, _FORMS, [form for *_, form in _FORMS.values()]))
     least, most, form = _FORMS[name]
     if not least <= len(rest) <= most or not all(number.isdecimal() for number in rest):
         raise SelattnError(f"attention kind {text!r} is not of the form {form}")

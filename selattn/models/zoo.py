@@ -7,12 +7,12 @@ training, and its tokenizer if it reads text.
 
 from __future__ import annotations
 
-import difflib
 import os
 from pathlib import Path
 from typing import Any
 
 from selattn.errors import SelattnError
+from selattn.utils.suggest import advice
 
 PREFIX, VARIABLE = "zoo:", "SELATTN_ZOO"
 SHIPPED = Path(__file__).parents[1] / "zoo"  # setup.py puts it there in a wheel; a repository has none
@@ -43,9 +43,8 @@ def in_zoo(name: str) -> Path:
         return models[name]
     chosen = os.environ.get(VARIABLE)
     if not models:
-        advice = f"name another folder in {VARIABLE}, or unset it" if chosen else f"install selattn, or set {VARIABLE}"
-        raise SelattnError(f"there is no zoo at {zoo_folder()}: {advice}")
+        hint = f"name another folder in {VARIABLE}, or unset it" if chosen else f"install selattn, or set {VARIABLE}"
+        raise SelattnError(f"there is no zoo at {zoo_folder()}: {hint}")
     where = f" in {chosen} ({VARIABLE})" if chosen else ""
-    near = difflib.get_close_matches(name, models, 1)
-    advice = f"did you mean {PREFIX}{near[0]}?" if near else f"there are {', '.join(models)}"
-    raise SelattnError(f"unknown model {PREFIX}{name}{where}; {advice}")
+    known = [PREFIX + model for model in models]
+    raise SelattnError(f"unknown model {PREFIX}{name}{where}; {advice(PREFIX + name, known)}")

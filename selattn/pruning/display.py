@@ -6,14 +6,14 @@ import datetime
 import time
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from selattn.pruning.path import Step
+from selattn.utils.progress import ProgressLine
 
 _SECONDS = 10.0  # between two lines
 
 
-class Display:
+class SearchDisplay:
     """Shows the current factor and loss, and the time left: at most, as a loss threshold can end a search any time."""
 
     def __init__(self, console: Console | None = None, last: int | None = None) -> None:
@@ -21,7 +21,7 @@ class Display:
         self.console = console or Console(stderr=True, highlight=False)
         self._last, self._said = last, 0.0
         self._began: tuple[float, int] | None = None  # the time at the first iteration that was seen, and its number
-        self._progress: Progress | None = None
+        self._bar: ProgressLine | None = None
 
     def __call__(self, step: Step, last: int) -> None:
         """An iteration has ended."""
@@ -29,20 +29,12 @@ class Display:
         if not self.console.is_terminal:
             self._line(step, total)
             return
-        if self._progress is None:
-            self._progress = Progress(
-                TextColumn("[bold]search[/] {task.completed:,.0f}/{task.total:,.0f}"),
-                BarColumn(bar_width=None),
-                TextColumn("{task.fields[shown]}"),
-                TimeElapsedColumn(),
-                TextColumn(f"[dim]{self._left}[/]"),
-                TimeRemainingColumn(),
-                console=self.console,
-                expand=True,
-            )
-            self._progress.add_task("search", total=total, completed=step.iteration - 1, shown="")
-            self._progress.start()
-        self._progress.update(self._progress.task_ids[0], completed=step.iteration, shown=shown(step))
+        if self._bar is None:
+            before = step.iteration - 1
+            self._bar = ProgressLine(
+                "search", total, completed=before, left=self._left, keep=True, console=self.console
+            ).start()
+        self._bar.update(step.iteration, shown(step))
 
     def _line(self, step: Step, total: int) -> None:
         """Now and then."""
@@ -63,8 +55,8 @@ class Display:
 
     def close(self) -> None:
         """Leave the bar as it is."""
-        if self._progress is not None:
-            self._progress.stop()
+        if self._bar is not None:
+            self._bar.close()
 
 
 def shown(step: Step) -> str:

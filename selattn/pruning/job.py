@@ -15,7 +15,6 @@ from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import log_perplexity
 from selattn.evaluation.subjects import BUDGETS, check_context, tokenizer_of
-from selattn.evaluation.team import Team
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.eviction import Budgets
 from selattn.models.loading import Loaded, load
@@ -24,6 +23,7 @@ from selattn.pruning.path import Step, append, begin, chosen, claimed, past_step
 from selattn.pruning.search import Procedure, first_step, steps
 from selattn.pruning.until import Until
 from selattn.pruning.whole import make_trials
+from selattn.utils.distributed import Team
 
 
 @dataclass(frozen=True)

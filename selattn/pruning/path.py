@@ -18,8 +18,10 @@ from selattn.errors import SelattnError
 from selattn.evaluation.text import Searched, Text
 from selattn.eviction import Budgets
 from selattn.pruning.until import Until
-from selattn.utils.folders import alone_with, folders_for
+from selattn.utils.files import write_json, writing
+from selattn.utils.folders import folders_for
 from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
+from selattn.utils.locks import LOCK, locked
 
 SETTINGS, PATH = "search.json", "path.jsonl"
 
@@ -71,36 +73,29 @@ def chosen(path: Sequence[Step], until: Until, context: int) -> tuple[int, bool]
 def claimed(folder: Path) -> Iterator[None]:
     """One search in a folder at a time; a search that has not begun when it ends leaves no folder behind."""
     refusal = f"another process is searching in {folder}: wait for it, or choose another --out"
-    with folders_for(folder), alone_with(folder, refusal):
+    with folders_for(folder), locked(folder / LOCK, refusal):
         yield
 
 
 def past_steps(folder: Path, settings: dict[str, Any]) -> list[Step]:
     """The path so far of the search that is in a folder, if there is one; it must have the same settings."""
-    try:
+    with writing(folder):
         if not (folder / SETTINGS).exists():
             return []
         _compare(read_settings(folder), settings, folder)
         if (folder / PATH).exists():
             drop_half_a_line(folder / PATH)
         return read_path(folder)
-    except OSError as error:
-        raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
 
 
 def begin(folder: Path, settings: dict[str, Any], first: Step) -> None:
     """Begin a search in a folder: both files, or none of them."""
-    file = folder / SETTINGS
-    half = file.with_name(file.name + ".part")
     try:
-        half.write_text(json.dumps(settings, indent=2) + "\n")
-        half.replace(file)
+        write_json(folder / SETTINGS, settings)
         append_line(folder / PATH, asdict(first))
-    except BaseException as error:
-        for each in (half, folder / PATH, file):
-            each.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise SelattnError(f"cannot write {folder}: {error.strerror}") from None
+    except BaseException:
+        for name in (PATH, SETTINGS):
+            (folder / name).unlink(missing_ok=True)
         raise
 
 
@@ -140,10 +135,7 @@ def read_path(folder: Path) -> list[Step]:
 
 def append(folder: Path, step: Step) -> None:
     """Add an iteration; it is on the disk when this returns."""
-    try:
-        append_line(folder / PATH, asdict(step))
-    except OSError as error:
-        raise SelattnError(f"cannot write {folder / PATH}: {error.strerror}; the search can go on from there") from None
+    append_line(folder / PATH, asdict(step), "the search can go on from there")
 
 
 def _compare(found: dict[str, Any], wanted: dict[str, Any], folder: Path) -> None:

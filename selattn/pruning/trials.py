@@ -16,9 +16,9 @@ from torch import Tensor
 
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import count_tokens, head_loss
-from selattn.evaluation.team import Team
 from selattn.eviction import import_policy
 from selattn.models.seam import LayeredModel
+from selattn.utils.distributed import Team
 from selattn.utils.memory import available_memory
 
 

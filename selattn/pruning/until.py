@@ -11,13 +11,13 @@ floor            when no layer can give more
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from selattn.errors import SelattnError
+from selattn.utils.suggest import nearest
 
 FORMS = ("baseline=MODEL", "tolerance=NATS", "loss=NATS", "factor=X", "tokens=TOTAL", "floor")
 _NAMES = [form.partition("=")[0] for form in FORMS]
@@ -77,8 +77,8 @@ def parse_until(texts: Sequence[str]) -> Until:
     for text in texts:
         name, equals, value = text.partition("=")
         if name not in _NAMES or (name != "floor") != bool(equals and value):
-            near = difflib.get_close_matches(name, _NAMES, 1)
-            hint = f"did you mean {FORMS[_NAMES.index(near[0])]}?" if near else f"choose {', '.join(FORMS)}"
+            near = nearest(name, _NAMES)
+            hint = f"choose {', '.join(FORMS)}" if near is None else f"did you mean {FORMS[_NAMES.index(near)]}?"
             raise SelattnError(f"unknown condition {text!r}; {hint}")
         if name in seen:
             raise SelattnError(f"{name} is given twice: give it once")

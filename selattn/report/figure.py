@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from selattn.errors import SelattnError
+from selattn.utils.files import replacing
 
 # Okabe and Ito's colours, which those who do not see red or green can tell apart; grey for the yellow, which is faint.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -54,17 +54,9 @@ def write_figure(figure: Any, path: str | Path, dpi: int = 160) -> Path:
     path = Path(path)
     check_format(path)
     dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)  # which would make every file another
-    half = path.with_name(f"{path.stem}.part{path.suffix}")
-    with matplotlib.rc_context(STYLE):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(half, dpi=dpi, metadata=None if dated is None else {dated: None})
-            half.replace(path)
-        except OSError as error:
-            raise SelattnError(f"cannot write {path}: {error.strerror}") from None
-        finally:
-            with suppress(OSError):  # where there is no such folder, there is nothing to remove
-                half.unlink()
+    metadata = None if dated is None else {dated: None}
+    with matplotlib.rc_context(STYLE), replacing(path) as part:
+        figure.savefig(part, dpi=dpi, format=path.suffix.lstrip("."), metadata=metadata)
     return path
 
 

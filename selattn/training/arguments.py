@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,14 @@ from transformers import TrainingArguments
 
 from selattn.errors import SelattnError
 from selattn.training.config import RunConfig
+from selattn.utils.distributed import world_size
 
 _DECAY = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
 
 
 def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
     """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
-    devices = int(os.environ.get("WORLD_SIZE", "1"))
+    devices = world_size()
     cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
     micro, accumulate = run.batch.split(devices)
     optimizer, schedule = run.optimizer, run.schedule

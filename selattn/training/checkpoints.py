@@ -20,7 +20,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from selattn.errors import SelattnError
-from selattn.utils.folders import to_disk, write_json
+from selattn.utils.files import to_disk, write_json
 
 WHOLE, PROGRESS = "whole.json", "progress.json"
 PROGRESS_KEYS = ("meter", "logged_step", "stopped", "seconds", "evaluation")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from selattn.utils.progress import ProgressLine
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -66,42 +67,31 @@ class Bar(Lines):
     def __init__(self, console: Console, title: str = "") -> None:
         super().__init__(console)
         self.title = title
-        self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._line: ProgressLine | None = None
 
     def begin(self, step: int, steps: int) -> None:
         """Draw it, below the title: a name can be long, and the numbers need the line."""
         if self.title:
             self.console.print(f"[bold]{self.title}[/]", highlight=False)
-        self._bar = Progress(
-            TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[training]}"),
-            TextColumn("[dim]{task.fields[speed]}[/]"),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=self.console,
-            expand=True,
-        )
-        self._task = self._bar.add_task("", total=steps, completed=step, training="", speed="")
-        self._bar.start()
+        self._line = ProgressLine("", steps, completed=step, left="", keep=True, console=self.console).start()
 
     def step(self, step: int) -> None:
         """Move it."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step)
+        if self._line is not None:
+            self._line.update(step)
 
     def record(self, record: dict[str, Any]) -> None:
         """Show it in the bar; print an evaluation."""
-        if "evaluation" in record or self._bar is None:
+        if "evaluation" in record or self._line is None:
             super().record(record)
         else:
-            self._bar.update(self._task, training=training(record), speed=speed(record))
+            self._line.update(text=f"{training(record)} [dim]{speed(record)}[/]")
 
     def end(self) -> None:
         """Leave the bar as it is."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 def make_display(title: str = "", console: Console | None = None) -> Display:

@@ -9,9 +9,7 @@ model/               when the run has ended: the model, its tokenizer, and `trai
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -21,46 +19,34 @@ from typing import Any
 from selattn.errors import SelattnError
 from selattn.training.checkpoints import Choice, choose, delete, newest
 from selattn.training.config import current_names
-from selattn.utils.folders import write_json
+from selattn.utils.files import write_json, write_text
+from selattn.utils.journal import append_line
+from selattn.utils.locks import LOCK, Lock
 
 CONFIG, LOG, MODEL, RECORD = "run.json", "log.jsonl", "model", "training_record.json"
 
 
 class Claim:
-    """This process's claim on a run's folder, in which no other may train meanwhile.
-
-    It is a lock on the folder itself, so it goes with the process: a killed run leaves none.
-    """
+    """This process's claim on a run's folder, in which no other may train meanwhile."""
 
     def __init__(self, run: Path) -> None:
-        self._run, self._lock = run, -1
+        self._run, self._lock = run, Lock(run / LOCK)
 
     @property
     def held(self) -> bool:
         """Whether it was taken."""
-        return self._lock >= 0
+        return self._lock.held
 
     def take(self) -> None:
         """Claim the folder if it exists; raise if another process has it."""
-        if self.held or not self._run.is_dir():
-            return
-        lock = os.open(self._run, os.O_RDONLY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise SelattnError(
+        if not self.held and self._run.is_dir():
+            self._lock.take(
                 f"another process is training in {self._run}: wait for it, or choose another folder with --out"
-            ) from None
-        except OSError:
-            pass  # some network disks cannot lock a folder; nobody can tell there
-        self._lock = lock
+            )
 
     def close(self) -> None:
         """Let others train there."""
-        if self.held:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
 
 @dataclass(frozen=True)
@@ -83,7 +69,7 @@ def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: b
     """
     if not run.exists():
         return Plan()
-    if not run.is_dir() or (any(run.iterdir()) and not (run / CONFIG).exists()):
+    if not run.is_dir() or (_contents(run) and not (run / CONFIG).exists()):
         raise SelattnError(f"{run} is not empty and has no run in it: choose another folder with --out")
     if overwrite or not (run / CONFIG).exists():
         return Plan()
@@ -105,21 +91,27 @@ def begin(run: Path, config: dict[str, Any], plan: Plan, claim: Claim) -> None:
     run.mkdir(parents=True, exist_ok=True)
     if not claim.held:
         claim.take()
-        if any(run.iterdir()):
+        if _contents(run):
             raise SelattnError(f"another process has begun a run in {run}: choose another folder with --out")
     if plan.goes_on:
         for path, _ in plan.choice.left_out:
             delete(path)
         _cut_log(run / LOG, plan.choice.step or 0)
         return
-    for old in run.iterdir():
+    for old in _contents(run):
         shutil.rmtree(old) if old.is_dir() else old.unlink()
     try:
         write_json(run / CONFIG, config)
     except BaseException:
         if new:
+            claim.close()
             run.rmdir()
         raise
+
+
+def _contents(run: Path) -> list[Path]:
+    """What lies in a run's folder besides the claim on it."""
+    return [path for path in run.iterdir() if path.name != LOCK]
 
 
 def finished(run: Path) -> bool:
@@ -184,8 +176,7 @@ def _flat(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
 
 def append_log(log: Path, record: dict[str, Any]) -> None:
     """One more record, handed to the operating system before this returns."""
-    with log.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    append_line(log, record, durable=False)
 
 
 def read_log(log: Path) -> list[dict[str, Any]]:
@@ -230,7 +221,4 @@ def _records(log: Path, step: int) -> list[dict[str, Any]]:
 
 def _cut_log(log: Path, step: int) -> None:
     """Leave out what was logged after `step`."""
-    kept = _records(log, step)
-    half = log.with_name(log.name + ".part")
-    half.write_text("".join(json.dumps(record) + "\n" for record in kept))
-    os.replace(half, log)
+    write_text(log, "".join(json.dumps(record) + "\n" for record in _records(log, step)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shlex
 import signal
@@ -13,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from selattn.data.tokenizer import MODEL_FILE
-from selattn.errors import SelattnError, shortened
+from selattn.errors import FULL, CannotWriteError, SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.models.loading import load
 from selattn.training import checkpoints
@@ -32,11 +30,12 @@ from selattn.training.display import Display
 from selattn.training.memory import check_memory
 from selattn.training.model import make_model, model_config
 from selattn.training.trainer import SelectiveTrainer
+from selattn.utils.distributed import Team
+from selattn.utils.files import writing
 from selattn.utils.folders import make_folder
 from selattn.utils.records import write_record
 
 _T = TypeVar("_T")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
 
 
@@ -84,8 +83,8 @@ def train(
     settings = run.to_dict()
     defaults = RunConfig(run.name, run.data).to_dict()
     with contextlib.closing(run_folder.Claim(folder)) as claim:
-        _by_one(args, claim.take)
-        plan = _by_one(args, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
+        _by_one(folder, claim.take)
+        plan = _by_one(folder, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
         check_memory(run, args.world_size, args.device)
@@ -94,7 +93,7 @@ def train(
         config = model_config(run, data.tokenizer)
         Course(run, config)  # which raises before anything is written
         model = make_model(run, config)
-        _by_one(args, lambda: run_folder.begin(folder, settings, plan, claim))
+        _by_one(folder, lambda: run_folder.begin(folder, settings, plan, claim))
         if plan.goes_on:
             left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
             display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
@@ -137,23 +136,14 @@ def resume_command() -> str:
     return shlex.join([*words, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")), "--resume"])
 
 
-def _by_one(args: TrainingArguments, act: Callable[[], _T]) -> _T:
-    """Let one process act, and all of them know what came of it, also if that is an error."""
-    found: list[Any] = [None]
-    if args.process_index == 0:
-        try:
-            found = [act()]
-        except SelattnError as error:
-            found = [error]
-        except OSError as error:
-            verb = "write to" if error.errno in _FULL else "use"
-            found = [SelattnError(f"cannot {verb} {shortened(args.output_dir)}: {error.strerror or error}")]
-    if args.world_size > 1:
-        torch.distributed.broadcast_object_list(found)
-    if isinstance(found[0], SelattnError):
-        raise found[0]
-    result: _T = found[0]
-    return result
+def _by_one(folder: Path, act: Callable[[], _T]) -> _T:
+    """Let the leading process act in a run's folder, and all of them know what came of it."""
+
+    def one_line() -> _T:
+        with writing(folder):
+            return act()
+
+    return Team().by_one(one_line)
 
 
 def _tokenizer_of(run: RunConfig) -> str | None:
@@ -245,12 +235,16 @@ def _full_disk(folder: Path) -> Iterator[None]:
 
 def _is_about_writing(error: Exception) -> bool:
     """torch and safetensors wrap the operating system's error in their own, of which only the words tell."""
+    if isinstance(error, CannotWriteError):
+        return error.full
     if isinstance(error, OSError):
-        return error.errno in _FULL
+        return error.errno in FULL
     return any(words in str(error) for words in _FULL_WORDS)
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, CannotWriteError):
+        return error.reason
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return "the disk is full"

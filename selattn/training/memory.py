@@ -6,7 +6,6 @@ and then kill the process, or another one. What is counted is needed in any case
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.models.loading import load
 from selattn.training.config import RunConfig, Text
+from selattn.utils.distributed import local_size
 from selattn.utils.memory import available_memory
 
 _FP32 = 4
@@ -27,7 +27,7 @@ def check_memory(run: RunConfig, devices: int, device: torch.device) -> None:
     total = sum(parts.values())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if device.type == "cpu":  # which the processes of one machine share
-        total *= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        total *= local_size()
     if total > free:
         largest = max(parts, key=lambda what: parts[what])
         raise SelattnError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import types
 import typing
@@ -13,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from selattn.errors import SelattnError, shortened
 from selattn.models import SelectiveConfig
 from selattn.training.config import ARCHITECTURE, RunConfig
+from selattn.utils.suggest import advice
 
 
 def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -136,5 +136,4 @@ def _replaced(of: Any, path: Sequence[str], value: Any) -> Any:
 def _advice(name: str, known: Sequence[str]) -> str:
     """The nearest field; a name without its folder (`lr`) finds the one that ends with it."""
     ends = [full for full in known if full.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = ends or difflib.get_close_matches(name, known, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else "see 'selattn train RUN --show' for all fields"
+    return advice(ends[0] if ends else name, known, "see 'selattn train RUN --show' for all fields")

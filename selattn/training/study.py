@@ -6,7 +6,6 @@ A study that is interrupted goes on with the run that it was in. Runs that have 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from selattn.training.launch import Finished, train
 from selattn.training.overrides import override
 from selattn.training.runs import find_run
 from selattn.utils.records import check_output, write_record
+from selattn.utils.suggest import advice
 
 SEEDS = (0, 1, 2)
 
@@ -60,9 +60,7 @@ STUDIES = {
 def find_study(name: str) -> Study:
     """The study of that name."""
     if name not in STUDIES:
-        near = difflib.get_close_matches(name, STUDIES, 1, 0.5)
-        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(STUDIES)}"
-        raise SelattnError(f"unknown study {shortened(name)!r}; {advice}")
+        raise SelattnError(f"unknown study {shortened(name)!r}; {advice(name, STUDIES)}")
     return STUDIES[name]
 
 

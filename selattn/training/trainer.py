@@ -29,7 +29,7 @@ from selattn.training.datasets import Data, Rows
 from selattn.training.display import Display
 from selattn.training.meter import Meter, fractions, real_tokens
 from selattn.training.order import Share, StepBatches
-from selattn.utils.folders import to_disk, write_json
+from selattn.utils.files import to_disk, write_json
 
 _AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
 

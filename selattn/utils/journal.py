@@ -7,13 +7,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+from selattn.utils.files import writing
 
-def append_line(file: Path, value: Any) -> None:
-    """Add a line; it is on the disk when this returns."""
-    with file.open("a") as opened:
+
+def append_line(file: Path, value: Any, advice: str = "", durable: bool = True) -> None:
+    """Add a line. It is on the disk when this returns; unless `durable`, the system has it and may take its time."""
+    with writing(file, advice), file.open("a") as opened:
         opened.write(json.dumps(value) + "\n")
         opened.flush()
-        os.fsync(opened.fileno())
+        if durable:
+            os.fsync(opened.fileno())
 
 
 def whole_lines(file: Path) -> list[bytes]:

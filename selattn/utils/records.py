@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from selattn.errors import SelattnError
+from selattn.utils.files import write_json
 
 # Every dependency of the package, and of its `eval` and `gpu` extras.
 PACKAGES = (
     *("torch", "transformers", "accelerate", "safetensors", "sentencepiece", "datasets", "matplotlib"),
-    *("rich", "tensorboard", "numpy", "lm-eval", "triton"),
+    *("rich", "tensorboard", "numpy", "filelock", "lm-eval", "triton"),
 )
 
 # What decides a result; `revision` says whether any of it differs from its commit.
@@ -115,16 +116,7 @@ def write_record(path: str | Path, data: dict[str, Any], seed: int | Sequence[in
         "machine": machine(),
         **data,
     }
-    half = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            half.write_text(json.dumps(record, indent=2) + "\n")
-            half.replace(path)
-        finally:
-            half.unlink(missing_ok=True)
-    except OSError as error:
-        raise SelattnError(f"cannot write {path}: {error.strerror}") from None
+    write_json(path, record)
     return path
 
 

@@ -145,7 +145,7 @@ def test_a_file_that_is_wrong(tmp_path, content, message):
 
 def test_a_place_that_cannot_be_written(tmp_path):
     (tmp_path / "file").touch()
-    for place in (tmp_path / "nowhere" / "budgets.json", tmp_path / "file" / "budgets.json", tmp_path):
-        with pytest.raises(SelattnError, match=r"^cannot write the budgets file '[^\n]+': [A-Z][a-z ]+$"):
+    for place in (tmp_path / "file" / "budgets.json", tmp_path):
+        with pytest.raises(SelattnError, match=r"^cannot write [^\n]+: [A-Z][a-z ]+$"):
             Budgets(8).save(place)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

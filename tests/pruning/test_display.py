@@ -11,7 +11,7 @@ def lines(monkeypatch, last, seconds):
     """What is printed if an iteration takes so many seconds."""
     out, clock = io.StringIO(), iter(range(100, 10_000, seconds))
     monkeypatch.setattr(display.time, "monotonic", lambda: next(clock))
-    show = display.Display(Console(file=out, width=40), last)
+    show = display.SearchDisplay(Console(file=out, width=40), last)
     for i in range(6, 10):
         show(Step(i, 0, (16, 8), 2.5, 3.0), 20)
     show.close()

@@ -2,12 +2,9 @@
 
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.errors import SelattnError
-from selattn.utils.folders import alone_with
 from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
 
 
@@ -25,21 +22,3 @@ def test_a_file_that_was_cut_has_its_whole_lines(tmp_path_factory, values, data)
     drop_half_a_line(file)
     append_line(file, "next")
     assert [json.loads(line) for line in whole_lines(file)] == [*whole, "next"]
-
-
-def test_one_at_a_time(tmp_path):
-    file = tmp_path / "file"
-    file.touch()
-    with (
-        alone_with(file, "taken"),
-        pytest.raises(SelattnError, match="taken"),
-        alone_with(file, "taken"),
-    ):
-        pass
-    with alone_with(file, "taken"):
-        pass
-    with (
-        pytest.raises(SelattnError, match=r"cannot write .*nowhere: No such file"),
-        alone_with(tmp_path / "nowhere", ""),
-    ):
-        pass

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 
 from selattn.data.synthetic.copy import Copy
 from selattn.data.synthetic.parity import Parity
 from selattn.data.synthetic.task import IGNORE, Task, TaskDataset
 from selattn.data.synthetic.variable_assignment import VariableAssignment
 from selattn.errors import SelattnError
+from selattn.utils.suggest import advice
 
 __all__ = ["IGNORE", "TASKS", "Copy", "Parity", "Task", "TaskDataset", "VariableAssignment", "make_task"]
 
@@ -19,14 +19,9 @@ TASKS: dict[str, type[Task]] = {task.name: task for task in (VariableAssignment,
 def make_task(name: str, **settings: int | None) -> Task:
     """A task by its name; a mistyped name or setting gets the nearest right one."""
     if name not in TASKS:
-        raise SelattnError(f"unknown task {name!r}; {_advice(name, list(TASKS))}")
+        raise SelattnError(f"unknown task {name!r}; {advice(name, TASKS)}")
     known = [field.name for field in dataclasses.fields(TASKS[name])]
     for setting in settings:
         if setting not in known:
-            raise SelattnError(f"task {name} has no setting {setting!r}; {_advice(setting, known)}")
+            raise SelattnError(f"task {name} has no setting {setting!r}; {advice(setting, known)}")
     return TASKS[name](**settings)
-
-
-def _advice(word: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(word, known, 1)
-    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"

@@ -17,6 +17,7 @@ from typing import Any
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets, make_policy
 from selattn.report.trace import STEP, Model, Run, Trace, prepared, trace
+from selattn.utils.files import write_text
 
 MOST_TOKENS, MOST_LAYERS = 2048, 28
 LARGE, COARSE = 8_000_000, 1 / 8  # so many entries of F and more are rounded more, or the page would be too large
@@ -77,16 +78,7 @@ class Page:
     def save(self, path: str | Path) -> Path:
         """Write the page, whole or not at all."""
         path = Path(path)
-        half = path.with_name(path.name + ".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                half.write_text(self.html(), "utf-8")
-                half.replace(path)
-            finally:
-                half.unlink(missing_ok=True)
-        except OSError as error:
-            raise SelattnError(f"cannot write {path}: {error.strerror}") from None
+        write_text(path, self.html())
         return path
 
     def _repr_html_(self) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from selattn.errors import SelattnError, shortened
 from selattn.training.config import RunConfig
 from selattn.training.runs import paper, synthetic, text, zoo
+from selattn.utils.suggest import advice
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,6 @@ RUNS: dict[str, Callable[[], RunConfig]] = {name: run for group in GROUPS for na
 def find_run(name: str) -> RunConfig:
     """The run of that name; for a mistyped one the nearest is suggested."""
     if name not in RUNS:
-        near = difflib.get_close_matches(name, RUNS, 1, 0.5)
-        advice = f"did you mean {near[0]!r}?" if near else "see 'selattn train --list'"
-        raise SelattnError(f"unknown run {shortened(name)!r}; {advice}")
+        hint = advice(name, RUNS, "see 'selattn train --list'")
+        raise SelattnError(f"unknown run {shortened(name)!r}; {hint}")
     return RUNS[name]()

@@ -1,7 +1,8 @@
-"""Several processes that share the batches of a text out among them, and come to the result of one.
+"""Several processes, started by torchrun, that do one thing: what one of them does for all, and sums over all.
 
-Each batch is computed whole by one process, in the same way as a single process would; only the sums of the batches are
-exchanged. They are added without rounding in between, so the result does not depend on the number of processes.
+Evaluation shares the batches of a text out among them. Each batch is computed whole by one process, in the same way as
+a single process would; only the sums of the batches are exchanged. They are added without rounding in between, so the
+result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -19,12 +20,26 @@ from selattn.errors import SelattnError
 _T = TypeVar("_T")
 
 
+def world_size() -> int:
+    """How many processes torchrun or accelerate has started; 1 without them."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_size() -> int:
+    """How many of them are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def leads() -> bool:
+    """Whether this process is the one that writes and shows."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 class Team:
     """This process and the others. Made once in a program; alone unless torchrun says otherwise."""
 
     def __init__(self) -> None:
-        self.size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.rank = int(os.environ.get("RANK", "0"))
+        self.size, self.rank = world_size(), int(os.environ.get("RANK", "0"))
         if self.size > 1 and not dist.is_initialized():
             # A few numbers at a time, on any device. One process may be busy with tasks for hours while others wait.
             dist.init_process_group("gloo", timeout=datetime.timedelta(days=7))
