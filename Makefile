@@ -39,12 +39,12 @@ test-browser: $(INSTALLED_TEST)
 	  echo "there is no chromium: install it, or name a browser in SELATTN_BROWSER" >&2; exit 1; }
 	$(BIN)/python -m pytest -m "slow or not slow" -rs tests/report/test_browser.py
 
-# ARGS="--share SITE-PACKAGES" takes torch and the like from there: quicker. See tests/install.py.
+# ARGS="--share SITE-PACKAGES" takes torch and the like from there: quicker. See tools/install.py.
 test-install: $(BIN)/python
-	$(BIN)/python -m tests.install $(ARGS)
+	$(BIN)/python -m tools.install $(ARGS)
 
 sanitize: $(INSTALLED_TEST)
-	$(BIN)/python -m tests.ops.sanitize
+	$(BIN)/python -m tools.sanitize
 
 lint: $(INSTALLED_TEST) $(CPP_CHECKED)
 	$(BIN)/ruff check .
@@ -76,6 +76,6 @@ WHY = if test -f selattn/_native_missing.txt; then \
   echo "the compiled library was not built: $$(cat selattn/_native_missing.txt)" >&2; fi
 
 # Without a compiler it is only formatted, and looked at again next time.
-$(CPP_CHECKED): pyproject.toml .clang-format $(CSRC) tests/lint_cpp.py | $(INSTALLED_TEST)
-	CXX="$(CXX)" $(BIN)/python -m tests.lint_cpp
+$(CPP_CHECKED): pyproject.toml .clang-format $(CSRC) tools/lint_cpp.py | $(INSTALLED_TEST)
+	CXX="$(CXX)" $(BIN)/python -m tools.lint_cpp
 	@! command -v $(CXX) >/dev/null || touch $@

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from selattn.utils import records
-from tests.numbers import ROOT, corrected, faults
-from tests.sources import Node, read_records
+from tools.numbers import ROOT, corrected, faults
+from tools.sources import Node, read_records
 
 
 def run(name, folder, *options):

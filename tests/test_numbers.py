@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.numbers import PAGES, ROOT, corrected, faults, measured, split
-from tests.sources import Node, read_records, rounded
+from tools.numbers import PAGES, ROOT, corrected, faults, measured, split
+from tools.sources import Node, read_records, rounded
 
 RECORDS = read_records(ROOT / "results")
 SMALL = {

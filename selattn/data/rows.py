@@ -54,25 +54,13 @@ class DocumentRows(Rows):
     Args:
         store: the documents.
         context: N.
-        minimum: leave out documents with fewer tokens. The paper also measures on documents that fill 90% of the
-            context; that is `minimum=math.ceil(0.9 * context)`.
     """
 
-    def __init__(self, store: TokenStore, context: int, minimum: int = 0) -> None:
-        super().__init__(store, context)
-        self.minimum = minimum
-        self._chosen: NDArray[np.int64] | None = None
-        if minimum > 0:
-            self._chosen = np.flatnonzero(np.diff(store.offsets) >= minimum)
-            if not len(self._chosen):
-                raise SelattnError(f"no document in {store.name} has {minimum} tokens or more")
-
     def __len__(self) -> int:
-        return len(self.store) if self._chosen is None else len(self._chosen)
+        return len(self.store)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        index = self._check(index)
-        document = self.store[index if self._chosen is None else int(self._chosen[index])][: self.context]
+        document = self.store[self._check(index)][: self.context]
         ids = np.full(self.context, self.store.pad_id, np.int64)
         ids[: len(document)] = document
         real = np.arange(self.context) < len(document)

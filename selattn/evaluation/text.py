@@ -21,7 +21,7 @@ from selattn.data.draws import shuffled
 from selattn.errors import SelattnError
 
 LONG = Fraction(9, 10)  # of the context: what the paper calls very long examples
-LAYOUTS = {"documents": DocumentRows, "packed": PackedRows}
+LAYOUTS: dict[str, type[DocumentRows] | type[PackedRows]] = {"documents": DocumentRows, "packed": PackedRows}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from selattn.errors import SelattnError
-from selattn.utils.suggest import advice
+from selattn.utils.suggest import nearest
 
 PREFIX, VARIABLE = "zoo:", "SELATTN_ZOO"
 SHIPPED = Path(__file__).parents[1] / "zoo"  # setup.py puts it there in a wheel; a repository has none
@@ -46,5 +46,6 @@ def in_zoo(name: str) -> Path:
         hint = f"name another folder in {VARIABLE}, or unset it" if chosen else f"install selattn, or set {VARIABLE}"
         raise SelattnError(f"there is no zoo at {zoo_folder()}: {hint}")
     where = f" in {chosen} ({VARIABLE})" if chosen else ""
-    known = [PREFIX + model for model in models]
-    raise SelattnError(f"unknown model {PREFIX}{name}{where}; {advice(PREFIX + name, known)}")
+    near = nearest(name, models)
+    hint = f"there are {', '.join(models)}" if near is None else f"did you mean {PREFIX}{near}?"
+    raise SelattnError(f"unknown model {PREFIX}{name}{where}; {hint}")

@@ -8,10 +8,10 @@ import torch
 
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import batch_loss, count_tokens
-from selattn.evaluation.team import Team
 from selattn.eviction import Budgets, import_policy
 from selattn.models.seam import LanguageModel, LayeredModel
 from selattn.pruning.trials import Trials
+from selattn.utils.distributed import Team
 
 
 class WholeTrials:

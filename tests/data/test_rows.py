@@ -34,12 +34,12 @@ def check_interface(rows):
             assert column.shape == (rows.context,)
 
 
-@given(texts=TEXTS, context=st.integers(2, 20), eos=st.booleans(), minimum=st.integers(0, 5))
-def test_document_rows(make, texts, context, eos, minimum):
+@given(texts=TEXTS, context=st.integers(2, 20), eos=st.booleans())
+def test_document_rows(make, texts, context, eos):
     store = make([*texts, "a" * 40], eos)
-    rows = DocumentRows(store, context, minimum)
+    rows = DocumentRows(store, context)
     check_interface(rows)
-    documents = [document.tolist() for document in store if len(document) >= minimum]
+    documents = [document.tolist() for document in store]
     assert len(rows) == len(documents)
     for row, document in zip(rows, documents, strict=True):
         real = min(len(document), context)
@@ -114,11 +114,6 @@ def test_a_corpus_smaller_than_one_context(make, layout):
         layout(store, 10)
     with pytest.raises(SelattnError, match="leaves nothing to predict"):
         layout(store, 1)
-
-
-def test_no_document_is_long_enough(make):
-    with pytest.raises(SelattnError, match=r"no document in .* has 9 tokens or more"):
-        DocumentRows(make(["abc", "abcd"]), 4, minimum=9)
 
 
 @given(texts=TEXTS, seed=st.integers(0, 2**64 - 1), size=st.integers(1, 80))

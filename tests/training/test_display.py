@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from selattn.training.display import Bar, Display, Lines, evaluation, make_display, shares
+from selattn.training.display import Bar, Lines, evaluation, make_display, shares
 
 TRAINING = {"step": 20, "loss": 3.21, "kept": [0.125, 0.5], "wall": {"tokens_per_second": 12345.6}}
 EVALUATION = {
@@ -52,13 +52,6 @@ def test_the_bar_has_loss_kept_fractions_and_speed(width):
     for part in ("20/100", "loss 3.210", "kept 0.12 0.50", "12,346 tokens/s"):
         assert part in last
     assert max(map(len, shown.splitlines())) < 20 * width
-
-
-def test_nothing():
-    display = Display()
-    display.begin(0, 1)
-    display.record(TRAINING)
-    display.end()
 
 
 def test_many_layers_are_columns():

@@ -1,6 +1,6 @@
 """The compiled library under AddressSanitizer and UndefinedBehaviorSanitizer.
 
-    make sanitize         # or: python -m tests.ops.sanitize --count 300
+    make sanitize         # or: python -m tools.sanitize --count 300
 
 Builds the library with both into a temporary folder, and runs the fuzz of the operator and the tests of its cache part
 against it, with each instruction set that this machine has. The first error ends it, with the sanitizer's report.
@@ -15,7 +15,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TARGETS = ("avx512", "avx2", "plain")
 CACHE = ("tests/cache/test_native.py", "tests/cache/test_compiled.py")
@@ -52,6 +52,7 @@ def inside(path, count, target):
 
 
 def main():
+    """Build it, and run the examples in a process that has loaded the sanitizers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="examples of the fuzz")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -72,7 +73,7 @@ def main():
             command = [
                 sys.executable,
                 "-m",
-                "tests.ops.sanitize",
+                "tools.sanitize",
                 "--inside",
                 str(path),
                 "--count",

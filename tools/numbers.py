@@ -25,7 +25,7 @@ file of `results/` or has such a comment every number counts, but for "N = 512" 
 are versions ("Python 3.11"). A block that names records must name those that its numbers are from, and otherwise its
 section must.
 
-`python -m tests.numbers` prints what is wrong; with --write it puts the records' numbers into the pages.
+`python -m tools.numbers` prints what is wrong; with --write it puts the records' numbers into the pages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.sources import Fault, names, read_records, rounded, value_of
+from tools.sources import Fault, names, read_records, rounded, value_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

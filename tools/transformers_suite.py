@@ -1,6 +1,6 @@
 """Run transformers' own test suite on our models, from a checkout of transformers.
 
-    python -m tests.models.transformers_suite /path/to/transformers [options of pytest]
+    python -m tools.transformers_suite /path/to/transformers [options of pytest]
 
 The checkout's library is used together with its tests, so what that version requires has to be installed, and what its
 tests import (parameterized, httpx). The exit code is 0 if nothing fails but what is listed below.
@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 CASES = Path(__file__).with_name("transformers_cases.py")
 SLOTS = "the cache has slots, some of them empty: its shape is not the number of tokens"
 SHAPES = (
@@ -37,6 +37,7 @@ EXPECTED = {
 
 
 def main(arguments: list[str]) -> int:
+    """Run the suite; 1 if a test fails that is not expected to."""
     if not arguments:
         print(__doc__)
         return 2

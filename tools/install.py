@@ -1,8 +1,8 @@
 """Install selattn as users do, in fresh environments outside the repository, and try it there: `make test-install`.
 
-    python -m tests.install                           # every way, with and without a compiler; all is downloaded
-    python -m tests.install wheel --compiler without  # one of them
-    python -m tests.install --share SITE-PACKAGES     # torch and the like come from that folder: quicker
+    python -m tools.install                           # every way, with and without a compiler; all is downloaded
+    python -m tools.install wheel --compiler without  # one of them
+    python -m tools.install --share SITE-PACKAGES     # torch and the like come from that folder: quicker
 
 The ways are `wheel` (pip wheel of the source), `sdist` (an sdist, and a wheel from it) and `editable`. In each of the
 environments `selattn info`, `selattn demo --example` and a pruned generation with a model of the zoo have to work;
@@ -141,11 +141,13 @@ def check(environment, compiler, package, zoo):
 
 
 def expect(truth, message):
+    """Fail unless it is true."""
     if not truth:
         raise Failed(message)
 
 
 def main():
+    """Try each way of installing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="*", metavar="WAY", help=f"of {', '.join(WAYS)} (default: all)")
     parser.add_argument("--compiler", choices=COMPILERS, help="only with, or only without (default: both)")

@@ -1,7 +1,7 @@
 """The attention kernel's ARM code, run by an emulator: the fuzz of the operator against the reference.
 
     apt-get install g++-aarch64-linux-gnu qemu-user
-    python -m tests.ops.emulate --count 300
+    python -m tools.emulate --count 300
 
 Cross-compiles the library (16-byte vectors: NEON) with a small program around it, and hands it one call at a time.
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 from selattn.utils import native
 from tests.ops import fuzz
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 
 
@@ -68,6 +68,7 @@ class Emulated:
 
 
 def main():
+    """Build it, and hold it against the reference."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="examples of the fuzz")
     parser.add_argument("--start", type=int, default=0)

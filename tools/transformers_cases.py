@@ -1,4 +1,4 @@
-"""transformers' own tests of a causal language model, on ours. Run by `tests.models.transformers_suite`.
+"""transformers' own tests of a causal language model, on ours. Run by `tools.transformers_suite`.
 
 `tests.causal_lm_tester` is transformers' module: its checkout stands before this repository in the search path.
 """

@@ -1,6 +1,6 @@
 """The C++ as `make lint` wants it: formatted as .clang-format says, and compiled without a warning.
 
-python -m tests.lint_cpp   # `clang-format -i FILE` formats
+python -m tools.lint_cpp   # `clang-format -i FILE` formats
 """
 
 import os
@@ -21,6 +21,7 @@ WARNINGS = ["-O1", "-Wall", "-Wextra", "-Werror"]
 
 
 def main():
+    """Format and compile; an exit code."""
     beside = Path(sysconfig.get_path("scripts"), "clang-format")
     clang_format = str(beside) if beside.is_file() else "clang-format"
     done = [subprocess.run([clang_format, "--dry-run", "-Werror", *map(str, sorted(FILES))], cwd=ROOT).returncode]
