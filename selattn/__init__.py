@@ -11,7 +11,17 @@ from selattn import _auto, _peft
 
 if TYPE_CHECKING:
     from selattn.cache import SelectiveCache
-    from selattn.eviction import H2O, Budgets, Policy, Selective, Threshold, Tova, Window
+    from selattn.eviction import (
+        H2O,
+        Budgets,
+        Policy,
+        Selective,
+        Threshold,
+        Tova,
+        Window,
+        eviction_order,
+        kept_positions,
+    )
     from selattn.models import SelectiveConfig, SelectiveForCausalLM
     from selattn.ops import Selection, Sequences, causal_attention, selective_attention
     from selattn.report import plot
@@ -35,7 +45,9 @@ __all__ = [
     "Window",
     "__version__",
     "causal_attention",
+    "eviction_order",
     "explore",
+    "kept_positions",
     "plot",
     "selective_attention",
     "trace",
@@ -45,6 +57,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("SelectiveConfig", "SelectiveForCausalLM"), "selattn.models"),
     **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.eviction"),
+    **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.eviction"),
     "SelectiveCache": "selattn.cache",
     "explore": "selattn.report.explorer",
     "plot": "selattn.report.plot",

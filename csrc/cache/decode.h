@@ -8,6 +8,9 @@ template <class T> INLINE void read_slot(const void *at, int64_t offset, int64_t
         row = (const T *)at + offset;
 }
 
+/* A row that sits out is left as it is, and its output, too. */
+inline bool takes_part(const Step &p, int64_t b) { return !p.real || p.real[b]; }
+
 /* The slot of the new token: the next empty one, or that of the token which leaves. */
 template <class T> int64_t free_slot(const Step &p, int64_t b) {
     const int64_t now = p.length[b];
@@ -131,9 +134,11 @@ template <class T> int decode(const Step &p) {
     {
         T *weights = own + omp_get_thread_num() * (p.used + LANES<T>), *line = lines + omp_get_thread_num() * MAX_SIZE;
 #pragma omp for schedule(static)
-        for (int64_t b = 0; b < p.B; b++) write_and_select(p, b, f + b * p.used, line);
+        for (int64_t b = 0; b < p.B; b++)
+            if (takes_part(p, b)) write_and_select(p, b, f + b * p.used, line);
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < p.B * p.G; i++) attend_slots(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
+        for (int64_t i = 0; i < p.B * p.G; i++)
+            if (takes_part(p, i / p.G)) attend_slots(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
     }
     return 0;
 }

@@ -38,6 +38,7 @@ STRUCT(Eviction, EVICTION_LIST)
     POINTER(int32_t, position)                /* [B,C], -1 for an empty slot */                                                \
     POINTER(void, f)                          /* [B,C] T, or null: standard attention */                                       \
     POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
+    POINTER(const bool, real)                 /* [B] false: the row sits out; null: none does */                               \
     REAL(scale) REAL(strength)                                                                                                 \
     INT(selecting) INT(relu) INT(protect_first) INT(protect_self) INT(shift) INT(window)                                       \
     POINTER(void, output) /* [B,H,1,Dv] */

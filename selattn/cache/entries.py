@@ -52,16 +52,16 @@ class Entries:
             new_selection,
         )
 
-    def first_rows(self, size: int, f: Tensor, score: Tensor) -> Entries:
-        """The first `size` entries, as they were when there were no others: later evictions have not happened."""
-        return Entries(
-            self.keys[..., :size, :],
-            self.values[..., :size, :],
-            self.positions[..., :size],
-            self.until[..., :size].masked_fill(self.until[..., :size] >= size, NEVER),
-            f[..., :size],
-            score[..., :size],
-            None if self.selection_keys is None else self.selection_keys[..., :size, :],
+    def without_last(self, remove: Tensor, f: Tensor, score: Tensor) -> Entries:
+        """As if each row had no last `remove` [B] entries: they are empty, and evictions by them have not happened."""
+        size = self.size - remove[:, None]
+        index = torch.arange(self.size, device=size.device)
+        return dataclasses.replace(
+            self,
+            positions=self.positions.masked_fill(index >= size, -1),
+            until=self.until.masked_fill(self.until >= size[:, None], NEVER),
+            f=f,
+            score=score,
         )
 
     def rows(self, change: Callable[[Tensor], Tensor]) -> Entries:

@@ -5,13 +5,16 @@ the new one. A step of decoding touches nothing but these tensors. They grow wit
 and from then on their shapes are fixed. Several queries at once (a prompt, a draft) go through `Entries`, and what is
 kept of them is put back into the slots.
 
-Shapes: C slots; P independent eviction orders, 1 or the number G of key-value heads; S selection masks.
+The rows of the batch are independent texts: each has its own length, and one may take no part while others go on.
+`selattn.cache.rows` empties, replaces and joins rows.
+
+Shapes: B rows; C slots; P independent eviction orders, 1 or the number G of key-value heads; S selection masks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +22,24 @@ from torch.nn import functional as nnf
 from transformers.cache_utils import CacheLayerMixin
 
 from selattn.cache.entries import Entries
+from selattn.cache.handover import hand_over
 from selattn.errors import SelattnError
 from selattn.eviction import Policy
 from selattn.ops.order import NEVER, Kept
+from selattn.ops.tokens import Tokens
 
 SPARE = 8  # slots that a layer which grows has for coming tokens, at least
 SHARE = 8  # beyond that, one for so many tokens: a step reads all of them, so copying them all that seldom costs little
-FIXED = (
-    4096  # a budget up to which a compiled step takes all slots at once: with many layers, it would be made too often
-)
+FIXED = 4096  # a budget up to which a compiled step takes all slots at once: else it would be made anew too often
+SLOTTED = ("keys", "values", "position", "f", "score", "selection_keys")  # what there is of each slot
+
+
+class Moment(NamedTuple):
+    """What a draft goes back to: before it, and after each of its tokens."""
+
+    f: Tensor  # [B, S, E] F
+    score: Tensor  # [B, P, E]
+    seen: Tensor  # [B]
 
 
 class SlotLayer(CacheLayerMixin):
@@ -41,8 +53,9 @@ class SlotLayer(CacheLayerMixin):
         self.budget = budget
         self.policy = policy
         self.entries: Entries | None = None  # while a draft may be taken back
-        self.history: list[tuple[Tensor, Tensor]] = []  # F and score before a draft and after each of its tokens
+        self.history: list[Moment] = []  # before a draft and after each of its tokens
         self.record_past = False
+        self.active: Tensor | None = None  # [B] bool on the CPU: the rows that take part; None: all
         self.deferred: Callable[[SlotLayer], Any] | None = None  # fills this layer, as soon as somebody looks into it
         self.selection_keys: Tensor | None = None
         self.filled = 0  # slots that a row has taken at most; counted while the storage is smaller than the budget
@@ -70,9 +83,15 @@ class SlotLayer(CacheLayerMixin):
                 )
             self.selection_keys = selection_key.new_zeros(batch, masks, slots, selection_key.shape[-1])
         self.length = torch.zeros(batch, dtype=torch.int64, device=key.device)  # real tokens seen, of each row
-        self.seen = torch.zeros((), dtype=torch.int64)  # tokens seen, padding included
+        self.seen = torch.zeros(batch, dtype=torch.int64, device="cpu")  # the same, padding included
         self.filled = 0
         self.is_initialized = True
+
+    @property
+    def slots(self) -> int:
+        """C."""
+        assert self.keys is not None
+        return self.keys.shape[-2]
 
     @property
     def grows(self) -> bool:
@@ -91,17 +110,40 @@ class SlotLayer(CacheLayerMixin):
         at_once = fixed and self.budget is not None and self.budget <= FIXED
         if not self.grows or (tokens <= slots and not at_once):
             return
-        wanted = tokens + max(SPARE, tokens // SHARE)
-        if self.budget is not None:
-            wanted = self.budget if at_once else min(wanted, self.budget)
-        more = wanted - slots
-        self.keys, self.values = nnf.pad(self.keys, (0, 0, 0, more)), nnf.pad(self.values, (0, 0, 0, more))
-        self.position = nnf.pad(self.position, (0, more), value=-1)
-        self.f = nnf.pad(self.f, (0, more))
-        if self.policy.needs_weights:
-            self.score = nnf.pad(self.score, (0, more))
-        if self.selection_keys is not None:
-            self.selection_keys = nnf.pad(self.selection_keys, (0, 0, 0, more))
+        self.resize(self.budget if at_once and self.budget is not None else growth(tokens, self.budget))
+
+    def resize(self, slots: int) -> None:
+        """Room for exactly so many tokens in each row; what lies behind is cut off."""
+        for name in SLOTTED:
+            x = getattr(self, name)
+            if x is not None and (name != "score" or self.policy.needs_weights):
+                setattr(self, name, resized(name, x, slots))
+
+    def shrink(self) -> None:
+        """Free storage that no row needs, once it is the larger part: rows that come and go must not copy it always."""
+        taken = (self.position >= 0).flatten(0, 1).any(0).nonzero()
+        self.filled = int(taken[-1]) + 1 if len(taken) else 0
+        wanted = growth(self.filled, self.budget)
+        if self.slots > 2 * wanted:
+            self.resize(wanted)
+
+    def filled_after(self, real: Tensor | None) -> int:
+        """The slots that a row has taken at most after one more token for each row that `real` [B, 1] says."""
+        if real is None:
+            return self.filled + 1
+        longest = int((self.length + real[:, 0]).max())  # a row that sits out takes none
+        return min(self.filled + 1, max(self.filled, longest, 1))
+
+    def taking_part(self, tokens: Tokens) -> Tensor:
+        """[B, n] bool: which of these tokens are real, none in a row that sits out."""
+        assert self.active is not None
+        active = self.active.to(tokens.key.device)[:, None]
+        return active.expand(-1, tokens.key.shape[2]) if tokens.real is None else tokens.real & active
+
+    def advance(self, count: int, real: Tensor | None) -> None:
+        """Every row that takes part has seen `count` more tokens, of which `real` [B, n] are no padding."""
+        self.length += count if real is None else real.sum(-1)
+        self.seen += count if self.active is None else count * self.active
 
     def drop_early(self) -> None:
         """Empty the slots of the tokens that the policy lets go although there is room."""
@@ -112,6 +154,8 @@ class SlotLayer(CacheLayerMixin):
         f = self.f[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
         leaves = self.policy.leaves(Kept(self.position, score, f, NEVER if self.budget is None else self.budget))
         if leaves is not None:
+            if self.active is not None:
+                leaves = leaves & self.active.to(leaves.device)[:, None, None]
             self.position.masked_fill_(leaves & (self.position >= 0), -1)
         if not torch.compiler.is_compiling():  # what is empty is taken again before the storage grows
             last = torch.arange(1, self.position.shape[-1] + 1, device=self.position.device)
@@ -130,8 +174,7 @@ class SlotLayer(CacheLayerMixin):
         self.settle()
         if not self.is_initialized:
             return {}
-        names = ("keys", "values", "position", "f", "score", "selection_keys", "length", "seen")
-        return {name: getattr(self, name) for name in names if getattr(self, name, None) is not None}
+        return {name: x for name in (*SLOTTED, "length", "seen") if (x := getattr(self, name)) is not None}
 
     # -- many queries at once -----------------------------------------------------------------------------------------
 
@@ -141,7 +184,7 @@ class SlotLayer(CacheLayerMixin):
             return self.entries
         assert self.keys is not None
         assert self.values is not None
-        used = min(self.keys.shape[-2], int(self.seen))
+        used = min(self.keys.shape[-2], int(self.seen.max()))
         position = self.position[..., :used].long()
         score = self.score[..., :used] if self.policy.needs_weights else self.f.new_zeros(position.shape)
         if position.shape[1] == 1:
@@ -217,10 +260,10 @@ class SlotLayer(CacheLayerMixin):
     # -- what transformers asks of a layer ----------------------------------------------------------------------------
 
     def get_seq_length(self) -> int:
-        """Tokens seen so far, whether kept or not: positions go on from here."""
+        """Tokens that the longest row has seen, whether kept or not; the others count as padded on the left."""
         if self.deferred is not None:
             self.settle()
-        return int(self.seen) if self.is_initialized else 0
+        return int(self.seen.max()) if self.is_initialized else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """A mask covers all tokens so far."""
@@ -231,12 +274,12 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Refused: a layer is made by the attention that uses it."""
-        self.update(key_states, value_states)
+        """Refused: the storage is made by the attention that fills it."""
+        raise SelattnError("a layer of this cache cannot be made in advance: attention makes it with the first tokens")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refused: attention must tell the cache what it selected."""
-        raise SelattnError("this cache keeps F, and works with selattn's own models only")
+        """The new keys and values, on their way to an attention function that keeps them (`selattn.cache.handover`)."""
+        return hand_over(self, key_states, value_states)
 
     def activate_past_recording(self) -> None:
         """From now on evictions are final only with `crop`."""
@@ -246,20 +289,28 @@ class SlotLayer(CacheLayerMixin):
         """Take back the last -tokens_to_remove tokens of a draft, and all that they selected and evicted."""
         self.settle()
         remove = abs(tokens_to_remove)
-        if self.entries is None:
-            if remove:
-                raise SelattnError(
-                    "what was evicted is gone: call activate_past_recording() before tokens to be cropped"
-                )
-            return
-        if remove >= len(self.history):
-            raise SelattnError(f"only the last {len(self.history) - 1} tokens can be taken back, not {remove}")
-        entries = self.entries
-        size = entries.size - remove
-        self.length -= (entries.positions[:, size:] >= 0).sum(-1)
-        self.seen -= remove
-        f, score = self.history[-1 - remove]
-        self.put(entries.first_rows(size, f, score))
+        if self.entries is not None:
+            self.roll_back(torch.full_like(self.seen, remove))
+        elif remove:
+            raise SelattnError("what was evicted is gone: call activate_past_recording() before tokens to be cropped")
+
+    def roll_back(self, remove: Tensor) -> None:
+        """Take back the last `remove` [B] tokens of each row of a draft, and make final what is left."""
+        assert self.entries is not None
+        most = int(remove.max())
+        if most >= len(self.history):
+            raise SelattnError(f"only the last {len(self.history) - 1} tokens can be taken back, not {most}")
+        entries, device = self.entries, self.length.device
+        f, score = torch.zeros_like(entries.f), torch.zeros_like(entries.score)
+        for count in set(remove.tolist()):
+            then, rows = self.history[-1 - count], remove == count
+            self.seen[rows] = then.seen[rows]
+            rows = rows.to(device)
+            f[rows, :, : then.f.shape[-1]] = then.f[rows]
+            score[rows, :, : then.score.shape[-1]] = then.score[rows]
+        left = entries.without_last(remove.to(device), f, score)
+        self.length -= ((entries.positions >= 0) & (left.positions < 0)).sum(-1)
+        self.put(left)
 
     def reset(self) -> None:
         """Forget everything."""
@@ -274,6 +325,10 @@ class SlotLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep some rows of the batch."""
         self._rows(lambda x: x[indices.to(x.device)])
+        if self.is_initialized and not len(self.length):
+            self.reset()
+        elif self.is_initialized and self.entries is None:
+            self.shrink()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row of the batch, several times."""
@@ -284,11 +339,24 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             return
         for name, tensor in self.tensors().items():
-            if name != "seen":
-                setattr(self, name, change(tensor))
+            setattr(self, name, change(tensor))
         if self.entries is not None:
             self.entries = self.entries.rows(change)
-            self.history = [(change(f), change(score)) for f, score in self.history]
+            self.history = [Moment(*map(change, moment)) for moment in self.history]
+
+
+def resized(name: str, x: Tensor, slots: int) -> Tensor:
+    """One of `SLOTTED` with another number of slots: new ones are empty, and what lies behind the last is cut off."""
+    features = name in ("keys", "values", "selection_keys")
+    more = slots - x.shape[-2 if features else -1]
+    # A copy, so that what is cut off is freed; and dense, which the compiled step needs.
+    return nnf.pad(x, (0, 0, 0, more) if features else (0, more), value=-1 if name == "position" else 0).contiguous()
+
+
+def growth(tokens: int, budget: int | None) -> int:
+    """The slots of a layer that needs `tokens`."""
+    wanted = tokens + max(SPARE, tokens // SHARE)
+    return wanted if budget is None else min(wanted, budget)
 
 
 def _like(order: Tensor, storage: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Who leaves when a layer is full: policies, budgets, and the order in which tokens are evicted."""
 
 from selattn.eviction.budgets import Budgets
+from selattn.eviction.order import eviction_order, evictions, in_force, kept_positions
 from selattn.eviction.policies import (
     H2O,
     POLICIES,
@@ -27,6 +28,10 @@ __all__ = [
     "Threshold",
     "Tova",
     "Window",
+    "eviction_order",
+    "evictions",
     "import_policy",
+    "in_force",
+    "kept_positions",
     "make_policy",
 ]

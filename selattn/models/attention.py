@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from selattn.cache import SelectiveCache, attend, attend_whole, defer
-from selattn.eviction import Policy
+from selattn.cache import SelectiveCache, attend, defer
+from selattn.eviction import Policy, evictions, in_force
 from selattn.models.config import SelectiveConfig
 from selattn.models.parts import RMSNorm, rotate
 from selattn.ops import Attention, AuxRequest, Sequences
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
+from selattn.ops.whole import attend_whole
 
 
 class Context(NamedTuple):
@@ -23,7 +24,7 @@ class Context(NamedTuple):
     cache: SelectiveCache | None
     whole: bool  # the sequences begin here: attention needs no cache, though it may fill one
     real: Tensor | None  # [B, N] bool, with a cache: which of the new tokens are no padding; None: all
-    budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache; None is no limit
+    budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache, which has its own; None is no limit
     policy: Policy
     strength: float | Tensor
     wanted: AuxRequest  # beside the output, of the layers that have it
@@ -57,11 +58,21 @@ class AttentionBlock(nn.Module):
         if layer is not None and not context.whole:
             result = attend(layer, tokens, rules, context.wanted, backend)
         else:
-            budget = None if context.budgets is None else context.budgets[self.layer]
-            result = attend_whole(tokens, context.sequences, rules, budget, context.policy, context.wanted, backend)
+            evicted_at = self._evictions(tokens, context, rules)
+            result = attend_whole(tokens, context.sequences, rules, context.wanted, backend, evicted_at)
             if layer is not None:
                 defer(layer, tokens, rules, backend)
         return self.o_proj(result.output.transpose(1, 2).flatten(2)), result
+
+    def _evictions(self, tokens: Tokens, context: Context, rules: Rules) -> Tensor | None:
+        """Who leaves when from whole sequences, by the budget of the cache or, without one, of this pass."""
+        if context.cache is not None:
+            budget = context.cache.layers[self.layer].budget
+        else:
+            budget = None if context.budgets is None else context.budgets[self.layer]
+        if not in_force(budget, context.policy):
+            return None
+        return evictions(tokens, context.sequences, rules, budget, context.policy, self.config.backend)
 
     def _tokens(self, x: Tensor, context: Context) -> Tokens:
         """What the tokens ask for and what they offer."""

@@ -15,7 +15,7 @@ from selattn.eviction import NEVER, Budgets, Policy, make_policy
 from selattn.models.attention import Context
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
-from selattn.models.inputs import continued, over_tokens, refuse_several, refuse_unknown, sequences_of, several
+from selattn.models.inputs import next_places, over_tokens, refuse_several, refuse_unknown, several, whole_places
 from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
@@ -81,44 +81,41 @@ class SelectiveModel(SelectivePreTrainedModel):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         shape = (x.shape[0], x.shape[1])
         cache = _selective(past_key_values)
-        # A compiled step has one graph for all lengths, so it asks the cache for none: its token is real and the next.
-        compiling = torch.compiler.is_compiling()
-        one_step = compiling and cache is not None and shape[1] == 1 and cache.layers[0].is_initialized
-        past = 0 if cache is None or one_step else cache.get_seq_length()
-        if one_step and cache is not None:
-            sequences, positions = None, cache.layers[0].length[:, None] if position_ids is None else position_ids
+        # A compiled step has one graph for all lengths, so it asks the cache for none.
+        one_step = (
+            torch.compiler.is_compiling() and cache is not None and shape[1] == 1 and cache.layers[0].is_initialized
+        )
+        past = None if one_step else 0 if cache is None else cache.get_seq_length()
+        told = (attention_mask, position_ids, cu_seq_lens_q, seq_idx)
+        if cache is not None and past != 0:
+            places = next_places(shape, cache, past, *told)
         else:
-            sequences, positions = sequences_of(
-                shape, past, attention_mask, position_ids, cu_seq_lens_q, seq_idx, x.device
-            )
-            if past and cache is not None:
-                positions = continued(positions, cache.layers[0].length, attention_mask, position_ids)
+            places = whole_places(shape, *told, x.device)
         # Only whole sequences have gradients, and can say what was kept of them: then a cache is filled afterwards.
-        begins = past == 0 and not one_step
-        whole = begins and (torch.is_grad_enabled() or output_kept or output_evictions)
+        whole = past == 0 and (torch.is_grad_enabled() or output_kept or output_evictions)
         packed = cu_seq_lens_q is not None or seq_idx is not None or (position_ids is not None and shape[1] > 1)
-        if cache is not None or self._wants_cache(use_cache, sequences, packed):
+        if cache is not None or self._wants_cache(use_cache, places.sequences, packed):
             if output_kept and not whole:
                 raise SelattnError("kept fractions and the memory term need whole sequences: leave the cache out")
             if output_evictions and not whole:
                 raise SelattnError("who left when is told of whole sequences: leave the cache out")
             if packed:
-                refuse_several(sequences)
+                refuse_several(places.sequences)
             cache = self._cache(cache, cache_budgets, cache_policy)
-        budgets, policy = self._eviction(cache_budgets, cache_policy)
-        if cache is not None:
-            budgets, policy = cache.budgets, cache.policy
+        # A cache owns its budgets and its policy.
+        budgets, policy = self._limits(cache_budgets, cache_policy) if cache is None else (None, cache.policy)
 
-        long = past + shape[1] > self.config.max_position_embeddings
-        x, rotary = self._positioned(x, positions, check=position_ids is not None or one_step or long)
+        ends = shape[1] if past is None else past + shape[1]
+        long = ends > self.config.max_position_embeddings
+        x, rotary = self._positioned(x, places.positions, check=position_ids is not None or one_step or long)
 
         context = Context(
-            sequences,
+            places.sequences,
             rotary,
             cache,
             whole=cache is None or whole,
-            real=None if cache is None or one_step else _if_padded(sequences, past),
-            budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
+            real=None if cache is None else places.real,
+            budgets=budgets,
             policy=policy,
             strength=self.config.selection_strength if selection_strength is None else selection_strength,
             wanted=AuxRequest(
@@ -138,7 +135,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         x = self.norm(x)
         kept, f, weights, evicted_at = zip(*found, strict=True)
         if cache is not None and not whole and (output_f or context.wanted.weights):
-            seen = (sequences, cache.layers[0].length, cache.get_seq_length())
+            seen = (places.sequences, cache.layers[0].length, cache.get_seq_length())
             f, weights = (tuple(over_tokens(each, *seen) for each in of) for of in (f, weights))
 
         result = SelectiveModelOutput(
@@ -146,7 +143,7 @@ class SelectiveModel(SelectivePreTrainedModel):
             past_key_values=cache,
             hidden_states=(*hidden, x) if want_hidden else None,
             attentions=weights if context.wanted.weights else None,
-            kept=kept_fractions(kept, x, sequences) if output_kept else None,
+            kept=kept_fractions(kept, x, places.sequences) if output_kept else None,
             f=f if output_f else None,
             evicted_at=tuple(_or_never(at, shape, x.device) for at in evicted_at) if output_evictions else None,
         )
@@ -162,16 +159,16 @@ class SelectiveModel(SelectivePreTrainedModel):
         `forward` with the config's budgets and policy, or others put into the context.
         """
         shape = (input_ids.shape[0], input_ids.shape[1])
-        sequences, positions = sequences_of(shape, 0, attention_mask, position_ids, None, None, input_ids.device)
-        x, rotary = self._positioned(self.embed_tokens(input_ids), positions, check=True)
-        budgets, policy = self._eviction(None, None)
+        places = whole_places(shape, attention_mask, position_ids, None, None, input_ids.device)
+        x, rotary = self._positioned(self.embed_tokens(input_ids), places.positions, check=True)
+        budgets, policy = self._limits(None, None)
         return x, Context(
-            sequences,
+            places.sequences,
             rotary,
             cache=None,
             whole=True,
             real=None,
-            budgets=None if budgets is None else budgets.for_layers(self.config.num_hidden_layers),
+            budgets=budgets,
             policy=policy,
             strength=self.config.selection_strength,
             wanted=AuxRequest(),
@@ -195,6 +192,13 @@ class SelectiveModel(SelectivePreTrainedModel):
         if chosen is not None and running < layers:
             chosen = Budgets(chosen.for_layers(layers)[:running])
         return chosen, make_policy(own if policy is None else policy)
+
+    def _limits(
+        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
+    ) -> tuple[tuple[int, ...] | None, Policy]:
+        """The same for a pass without a cache: K_l of each layer."""
+        chosen, found = self._eviction(budgets, policy)
+        return None if chosen is None else chosen.for_layers(self.config.num_hidden_layers), found
 
     def fits(self, budgets: Budgets | int | Sequence[int] | None) -> bool:
         """Whether budgets are for as many layers as there are."""
@@ -269,12 +273,6 @@ def _is_policy(own: Policy, wanted: str | Policy | type[Policy]) -> bool:
     if isinstance(wanted, type):
         return type(own) is wanted
     return own is wanted or own == make_policy(wanted)
-
-
-def _if_padded(sequences: Sequences | None, past: int) -> Tensor | None:
-    """[B, N] which of the new tokens are no padding; None if none is."""
-    real = None if sequences is None else sequences.real[:, past:]
-    return None if real is None or (not torch.compiler.is_compiling() and bool(real.all())) else real
 
 
 def _or_never(at: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from selattn.cache import SelectiveCache
 from selattn.errors import SelattnError
 from selattn.ops import Sequences
 from selattn.utils.suggest import advice
@@ -18,6 +19,8 @@ from selattn.utils.suggest import advice
 UNREAD = ("cu_seq_lens_k", "max_length_q", "max_length_k", "cache_position")
 # What callers written for all kinds of models pass: harmless as long as it is empty, and refused when it is not.
 EMPTY = ("head_mask", "token_type_ids", "encoder_hidden_states", "encoder_attention_mask")
+
+PACKED = "cu_seq_lens_q describes one packed row: batch size 1, and no cache before it"
 
 
 def refuse_unknown(kwargs: dict[str, Any], forward: Callable[..., Any]) -> None:
@@ -62,7 +65,7 @@ def sequences_of(
     documents = None
     if cu_seq_lens is not None:
         if batch != 1 or past:
-            raise SelattnError("cu_seq_lens_q describes one packed row: batch size 1, and no cache before it")
+            raise SelattnError(PACKED)
         packed = Sequences.from_cu_seqlens(cu_seq_lens.to(device), length)
         documents, mask = packed.start, packed.real if mask is None else packed.real & mask
     elif seq_idx is not None:
@@ -78,23 +81,96 @@ def sequences_of(
     return sequences, _positions(shape, past, sequences, position_ids, device)
 
 
-def continued(positions: Tensor, length: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None) -> Tensor:
-    """The positions [B, N] of tokens that go on after the `length` [B] real ones of a cache.
+class Places(NamedTuple):
+    """Where the new tokens of a forward stand."""
 
-    The mask of a later turn must say of earlier ones what their own masks said. With no mask the new tokens are real.
+    sequences: Sequences | None  # over all tokens so far; None: one in each row, no padding
+    positions: Tensor  # [B, N]; 0 for padding
+    real: Tensor | None = None  # [B, N] bool, which of them are no padding; None: all
+
+
+def whole_places(
+    shape: tuple[int, int],
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seq_lens: Tensor | None,
+    seq_idx: Tensor | None,
+    device: torch.device,
+) -> Places:
+    """Of whole sequences."""
+    sequences, positions = sequences_of(shape, 0, attention_mask, position_ids, cu_seq_lens, seq_idx, device)
+    return Places(sequences, positions, _if_padded(sequences, 0))
+
+
+def next_places(
+    shape: tuple[int, int],
+    cache: SelectiveCache,
+    past: int | None,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    cu_seq_lens: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Places:
+    """Of tokens that go on after what a cache holds, each row on its own.
+
+    With no mask the new tokens are real. A mask [B, N] tells of the new tokens only; one over all tokens so far must
+    say of the earlier ones what their own masks said. A compiled step has one graph for all lengths, so it asks for
+    none (`past` is None), and reads masks of the first kind only.
     """
-    batch, new = positions.shape
-    if len(length) != batch:
-        raise SelattnError(f"this cache holds a batch of {len(length)}, not {batch}: begin with a new cache")
-    if attention_mask is None:
-        return positions if position_ids is not None else length[:, None] + torch.arange(new, device=length.device)
-    so_far = attention_mask[:, :-new].long().sum(-1)
+    length = cache.layers[0].length
+    if len(length) != shape[0]:
+        raise SelattnError(f"this cache holds a batch of {len(length)}, not {shape[0]}: begin with a new cache")
+    if cu_seq_lens is not None:
+        raise SelattnError(PACKED)
+    new_only = attention_mask is not None and attention_mask.shape[-1] == shape[1]
+    if past is None:
+        real = attention_mask.bool() if attention_mask is not None and new_only else None
+        places = Places(None, length[:, None] if position_ids is None else position_ids, real)
+    elif attention_mask is None or new_only:
+        places = _after(length, shape, attention_mask, position_ids, seq_idx)
+    else:
+        sequences, positions = sequences_of(shape, past, attention_mask, position_ids, None, seq_idx, length.device)
+        _check_repeated(attention_mask[:, : -shape[1]], length)
+        places = Places(sequences, positions, _if_padded(sequences, past))
+    if cache.active is None:
+        return places
+    # A row that sits out has no new token: whatever it is given stands at a position that exists.
+    active = cache.active.to(places.positions.device)[:, None]
+    return places._replace(positions=places.positions.where(active, 0))
+
+
+def _after(
+    length: Tensor,
+    shape: tuple[int, int],
+    mask: Tensor | None,
+    position_ids: Tensor | None,
+    seq_idx: Tensor | None,
+) -> Places:
+    """New tokens after `length` [B] earlier ones; the mask, if there is one, tells of the new tokens only."""
+    if mask is None and position_ids is None and seq_idx is None:
+        return Places(None, length[:, None] + torch.arange(shape[1], device=length.device))
+    sequences, positions = sequences_of(shape, 0, mask, position_ids, None, seq_idx, length.device)
+    refuse_several(sequences)
+    real = None if sequences is None else sequences.real
+    if position_ids is None:
+        positions = positions + length[:, None]
+    return Places(None, positions if real is None else positions.masked_fill(~real, 0), real)
+
+
+def _check_repeated(earlier: Tensor, length: Tensor) -> None:
+    """A mask counts as many earlier tokens as the cache."""
+    so_far = earlier.long().sum(-1)
     if not torch.compiler.is_compiling() and not torch.equal(so_far.to(length.device), length):
         raise SelattnError(
             f"attention_mask counts {so_far.tolist()} tokens before these, and the cache holds {length.tolist()}: "
             "repeat what the masks of earlier turns said"
         )
-    return positions
+
+
+def _if_padded(sequences: Sequences | None, past: int) -> Tensor | None:
+    """[B, N] which of the new tokens are no padding; None if none is."""
+    real = None if sequences is None else sequences.real[:, past:]
+    return None if real is None or (not torch.compiler.is_compiling() and bool(real.all())) else real
 
 
 def over_tokens(x: Tensor | None, sequences: Sequences | None, length: Tensor, seen: int) -> Tensor | None:

@@ -77,8 +77,8 @@ def selective_attention(
         sequences: padding and packed documents. See `Sequences`; the default is one sequence of M tokens in each row.
         window: a query sees the last `window` tokens of its sequence only, its own included; padding is not counted.
         softcap: logits become softcap * tanh(logits / softcap); infinity is no cap.
-        visible_until: integers [B, M] or [B, G, M]: key j is seen by row i only if i < visible_until[..., j]. Rows are
-            counted in key positions. This is what pruning is.
+        visible_until: integers [B, M] or [B, 1 or G, M]: key j is seen by row i only if i < visible_until[..., j]. Rows
+            are counted in key positions. This is what pruning is; `selattn.eviction_order` makes it.
         initial_f: [B, S, M - N], F with which the first query begins: what the queries before it have selected
             (`Attention.final_f` of an earlier call). Required when N < M: without it, everything that was masked would
             be seen again.

@@ -151,7 +151,7 @@ def visible_until(until: Tensor, key: Tensor) -> None:
         raise error(f"visible_until must hold integer rows, not {until.dtype}")
     # Compared one by one: looked up in a set, a length that a compiled graph leaves open would become a constant.
     fits = until.ndim in (2, 3) and until.shape[0] == batch and until.shape[-1] == length
-    if not fits or (until.ndim == 3 and until.shape[1] != groups):
+    if not fits or (until.ndim == 3 and until.shape[1] != 1 and until.shape[1] != groups):
         raise error(
             f"visible_until must be {[batch, length]} or, each head on its own, {[batch, groups, length]}, "
             f"not {list(until.shape)}"

@@ -27,6 +27,9 @@ class AuxRequest(NamedTuple):
         return self if rules.selection is not None else self._replace(f=False, memory=False, final_f=False)
 
 
+NOTHING = AuxRequest()
+
+
 class Request(NamedTuple):
     """Everything that decides the result. Backends read it and change nothing."""
 
@@ -34,7 +37,7 @@ class Request(NamedTuple):
     key: Tensor  # [B, G, M, D]
     value: Tensor  # [B, G, M, Dv]
     rules: Rules = Rules()
-    wanted: AuxRequest = AuxRequest()
+    wanted: AuxRequest = NOTHING
     # What a query sees, beside causality and what the rules say.
     start: Tensor | None = None  # [B, M] `Sequences.start`
     until: Tensor | None = None  # [B, 1 or G, M] the row from which a key is gone

@@ -14,12 +14,15 @@ import torch
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SlotLayer, attend, attend_whole
+from selattn import eviction_order, kept_positions
+from selattn.cache import SlotLayer, attend
 from selattn.eviction import POLICIES, Policy, make_policy
 from selattn.ops import Selection
 from selattn.ops.backends import plain_order
+from selattn.ops.request import NOTHING
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
+from selattn.ops.whole import attend_whole
 from tests.cache.simulation import Run, simulate
 from tests.ops.cases import PATTERNS, rows, selections, sequences
 
@@ -76,17 +79,34 @@ class Case:
 
     def whole(self, compiled=True):
         """The full forward, its eviction order by the compiled library or in Python."""
-        given = (self.tokens, self.sequences(), self.rules, self.budget, self.make_policy())
-        got = attend_whole(*given, backend="auto" if compiled else "reference")
-        until = got.evicted_at
-        until = until.tolist()
+        got = self.pruned(backend="auto" if compiled else "reference")
+        seen = kept_positions(got.evicted_at, sequences=self.sequences()).tolist()  # [B][P][N][N]
         kept = [[None] * self.size for _ in self.documents]
         for b, row in enumerate(self.documents):
             for i, mine in enumerate(row):
                 if mine is not None:
                     places = [j for j in range(i + 1) if row[j] == mine]
-                    kept[b][i] = [[t for t, j in enumerate(places) if i < order[j]] for order in until[b]]
+                    kept[b][i] = [[t for t, j in enumerate(places) if order[i][j]] for order in seen[b]]
         return Run(kept, got.output)
+
+    def order(self, backend="auto"):
+        """[B, P, N] when each token leaves."""
+        names = ("selection", "strength", "window", "pattern", "scale")
+        return eviction_order(
+            self.tokens.query,
+            self.tokens.key,
+            budget=self.budget,
+            policy=self.policy,
+            selection_query=self.tokens.selection_query,
+            selection_key=self.tokens.selection_key,
+            sequences=self.sequences(),
+            backend=backend,
+            **{name: getattr(self.rules, name) for name in names},
+        )
+
+    def pruned(self, wanted=NOTHING, backend="auto"):
+        """The full forward with the budget in force."""
+        return attend_whole(self.tokens, self.sequences(), self.rules, wanted, backend, self.order(backend))
 
     def pieces(self, *borders, layer=None):
         """Through a layer, with cuts there; what is kept is known after each piece only."""

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from selattn.cache import SlotLayer, attend
-from selattn.cache.attend import attend_whole
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES, Threshold, make_policy
+from selattn.eviction import POLICIES, Threshold, evictions, make_policy
 from selattn.ops import Selection, Sequences
 from selattn.ops.backends import cpu_order, cpu_step
+from selattn.ops.request import NOTHING
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
+from selattn.ops.whole import attend_whole
 
 NAMES = [*POLICIES, "none"]
 
@@ -40,6 +41,11 @@ def tokens(seed, batch, count, dtype=torch.float64, groups=2, size=5, value_size
     return Tokens(normal(4, size), normal(groups, size), normal(groups, value_size))
 
 
+def pruned(given_tokens, sequences, rules, budget, policy, backend):
+    order = evictions(given_tokens, sequences, rules, budget, policy, backend)
+    return attend_whole(given_tokens, sequences, rules, NOTHING, backend, order)
+
+
 @pytest.mark.parametrize("name", POLICIES)
 @given(rules(), st.integers(2, 12), st.integers(1, 40), st.integers(0, 10_000), st.booleans())
 def test_a_whole_forward_with_a_budget(name, rules, budget, count, seed, packed):
@@ -49,8 +55,7 @@ def test_a_whole_forward_with_a_budget(name, rules, budget, count, seed, packed)
         ids = torch.randint(2, (2, count), generator=generator).cumsum(-1) // 7
         sequences = Sequences.from_documents(ids, torch.arange(count) >= torch.tensor([[0], [count // 3]]))
     got, want = (
-        attend_whole(given_tokens, sequences, rules, budget, make_policy(name), backend=backend)
-        for backend in ("auto", "reference")
+        pruned(given_tokens, sequences, rules, budget, make_policy(name), backend) for backend in ("auto", "reference")
     )
     assert torch.equal(got.evicted_at, want.evicted_at)
     assert_close(got.output, want.output, rtol=1e-9, atol=1e-9)
@@ -93,7 +98,7 @@ def test_what_the_library_does_itself():
         attend(layer, tokens(0, 1, 1), rules)
     assert step.called
     with mock.patch.object(cpu_order, "order", wraps=cpu_order.order) as order:
-        attend_whole(tokens(0, 1, 20), None, rules, 8, make_policy("selective"))
+        evictions(tokens(0, 1, 20), None, rules, 8, make_policy("selective"))
     assert order.called
 
 
@@ -106,7 +111,7 @@ def test_a_backend_that_is_asked_for_is_obeyed(backend):
         layer = SlotLayer(8, make_policy("selective"))
         attend(layer, tokens(0, 1, 12), rules, backend=backend)
         attend(layer, tokens(1, 1, 1), rules, backend=backend)
-        attend_whole(tokens(0, 1, 20), None, rules, 8, make_policy("selective"), backend=backend)
+        pruned(tokens(0, 1, 20), None, rules, 8, make_policy("selective"), backend)
 
 
 def test_a_backend_says_what_it_cannot_do():
@@ -114,4 +119,4 @@ def test_a_backend_says_what_it_cannot_do():
     with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: a step of decoding: it keeps no scores"):
         attend(layer, tokens(0, 1, 1), Rules(None), backend="cpu")
     with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: the eviction order: it does not know the"):
-        attend_whole(tokens(0, 1, 20), None, Rules(Selection()), 8, Threshold(1.0), backend="cpu")
+        evictions(tokens(0, 1, 20), None, Rules(Selection()), 8, Threshold(1.0), "cpu")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SlotLayer, attend, attend_whole
+from selattn.cache import SlotLayer, attend
 from selattn.errors import SelattnError
 from selattn.eviction import POLICIES
 from selattn.ops import AuxRequest, Fixed, Selection, causal_attention, selective_attention
@@ -120,7 +120,7 @@ def test_other_results_in_decoding_are_those_of_the_full_forward():
     """F, M_i and the weights of each row: what is kept has the columns of the full forward."""
     case = some_case(budget=20)
     wanted = AuxRequest(f=True, memory=True, weights=True)
-    whole = attend_whole(case.tokens, None, case.rules, case.budget, case.make_policy(), wanted)
+    whole = case.pruned(wanted)
     layer = case.layer()
     for i in range(case.size):
         row = attend(layer, case.cut(i, i + 1), case.rules, wanted)
@@ -142,8 +142,6 @@ def test_errors(count):
         attend(layer, learned, case.rules).output.sum().backward()
     with torch.no_grad():
         assert not attend(layer, learned, case.rules).output.requires_grad
-    with pytest.raises(SelattnError, match=r"^this cache keeps F, and works with selattn's own models only$"):
-        layer.update(case.tokens.key, case.tokens.value)
 
 
 def test_a_separate_form_belongs_to_no_head():

@@ -94,7 +94,7 @@ def test_rows_of_the_batch_are_changed_at_any_time(change, drafting, policy):
     rest = [attend(layer, Tokens(*case.tokens[:3]).cut(i, i + 1), case.rules).output for i in range(7, case.size)]
     assert_close(
         torch.cat(rest, -2),
-        attend_module.attend_whole(case.tokens, None, case.rules, case.budget, case.make_policy()).output[:, :, 7:],
+        case.pruned().output[:, :, 7:],
         rtol=0,
         atol=1e-9,
     )

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SelectiveCache, attend, attend_whole
+from selattn.cache import SelectiveCache, attend
 from selattn.errors import SelattnError
 from selattn.eviction import POLICIES, Kept, Policy, make_policy
 from selattn.eviction.policies import H2O, KeepAll, Selective, Threshold, Tova, Window, import_policy
@@ -70,7 +70,7 @@ OWN = (EvenFirst, Contrary, ContraryHeads, Oldest)
 def test_slots_that_are_emptied_in_bursts(budget, prompt):
     """A token in a high slot is still seen when those below are empty."""
     case = some_case(InBursts(), budget, size=40)
-    want = attend_whole(case.tokens, None, case.rules, budget, InBursts()).output
+    want = case.pruned().output
     assert_close(case.pieces(*range(prompt, 40)).output, want, rtol=0, atol=1e-12)
 
 
@@ -139,7 +139,7 @@ def test_none_keeps_all():
     cache = SelectiveCache(2, [4, 8], "none")
     assert [layer.budget for layer in cache.layers] == [None, None]
     case = some_case("none", budget=3)
-    whole = attend_whole(case.tokens, None, case.rules, case.budget, case.make_policy()).output
+    whole = case.pruned().output
     assert torch.equal(whole, case.plain())
     assert_close(case.pieces(4, 5, 6, layer=cache.layers[0]).output, whole, rtol=0, atol=1e-12)
 

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selattn import kept_positions
 from selattn.errors import SelattnError
 from selattn.eviction import NEVER, POLICIES
 from tests.models.tiny import CONTEXT, tiny, token_ids
@@ -41,7 +42,7 @@ def test_what_is_kept_is_what_the_cache_holds_at_every_step(changes, policy, dat
         for layer, at in zip(cache.layers, evicted_at, strict=True):
             for b, heads in enumerate(layer.position):
                 for p, held in enumerate(heads):
-                    stay = (at[b, p, : i + 1] > i).nonzero().flatten().tolist()
+                    stay = kept_positions(at, i)[b, p].nonzero().flatten().tolist()
                     assert stay == sorted(held[held >= 0].tolist())
 
 

@@ -34,9 +34,10 @@ def step(request: StepRequest) -> Tensor:
     assert values is not None
     assert all(x.is_contiguous() for x in (keys, values, position, f, length))
     query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (tokens.query, tokens.key, tokens.value))
+    real = None if tokens.real is None else tokens.real.contiguous()
     batch, heads, _, size = query.shape
     groups, places, value_size = values.shape[1:]
-    out = query.new_empty(batch, heads, 1, value_size)
+    out = query.new_empty(batch, heads, 1, value_size) if real is None else query.new_zeros(batch, heads, 1, value_size)
     switches = rules.selection or Selection()
     number, parameter = request.policy.compiled() or (0, 0.0)
     packed = struct("Step").pack(
@@ -63,6 +64,7 @@ def step(request: StepRequest) -> Tensor:
         position=position,
         f=None if rules.selection is None else f,
         length=length,
+        real=real,
         scale=rules.scale_of(query),
         strength=float(rules.strength),
         selecting=switches.heads[0],

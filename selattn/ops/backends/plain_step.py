@@ -43,7 +43,8 @@ def step(request: StepRequest) -> Tensor:
         bias = -_select(request, keys, position, seen, now)  # [B, S, 1, C]
         if bias.shape[1] > 1:
             bias = bias.repeat_interleave(heads // bias.shape[1], 1)
-    return _mix(request, keys, values, bias.masked_fill(~seen, -torch.inf))
+    output = _mix(request, keys, values, bias.masked_fill(~seen, -torch.inf))
+    return output if request.tokens.real is None else output.masked_fill(~request.tokens.real[:, None, :, None], 0.0)
 
 
 def _free_slot(request: StepRequest) -> Tensor:
@@ -62,23 +63,30 @@ def _free_slot(request: StepRequest) -> Tensor:
 
 
 def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
-    """Put the new token into its slot; nothing of the old one stays."""
-    slots, tokens = request.slots, request.tokens
+    """Put the new token into its slot; nothing of the old one stays. A row that sits out is left as it is."""
+    slots, tokens, real = request.slots, request.tokens, request.tokens.real
     assert slots.keys is not None
     assert slots.values is not None
+
+    def put(stored: Tensor, dim: int, at: Tensor, new: Tensor | float) -> None:
+        if real is None:
+            stored.scatter_(dim, at, new)
+            return
+        old, takes_part = stored.gather(dim, at), real[(..., *[None] * (at.ndim - 2))]
+        stored.scatter_(dim, at, torch.where(takes_part, new, old).to(stored.dtype))
+
     at = slot.expand(-1, slots.keys.shape[1])[..., None, None]
-    slots.keys.scatter_(2, at.expand(-1, -1, 1, slots.keys.shape[-1]), tokens.key)
-    slots.values.scatter_(2, at.expand(-1, -1, 1, slots.values.shape[-1]), tokens.value)
+    put(slots.keys, 2, at.expand(-1, -1, 1, slots.keys.shape[-1]), tokens.key)
+    put(slots.values, 2, at.expand(-1, -1, 1, slots.values.shape[-1]), tokens.value)
     here = slot[..., None]
-    slots.position.scatter_(-1, here, now[:, None].expand_as(here).to(slots.position.dtype))
-    slots.f.scatter_(-1, here[:, None].expand(-1, slots.f.shape[1], -1, -1), 0.0)
+    put(slots.position, -1, here, now[:, None].expand_as(here).to(slots.position.dtype))
+    put(slots.f, -1, here[:, None].expand(-1, slots.f.shape[1], -1, -1), 0.0)
     if request.policy.needs_weights:
-        slots.score.scatter_(-1, here, 0.0)
+        put(slots.score, -1, here, 0.0)
     if slots.selection_keys is not None and tokens.selection_key is not None:
         stored = slots.selection_keys
-        stored.scatter_(
-            2, slot[:, :1, None, None].expand(-1, stored.shape[1], 1, stored.shape[-1]), tokens.selection_key
-        )
+        at = slot[:, :1, None, None].expand(-1, stored.shape[1], 1, stored.shape[-1])
+        put(stored, 2, at, tokens.selection_key)
 
 
 def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, now: Tensor) -> Tensor:
@@ -101,7 +109,7 @@ def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, 
     S = constrain(logits, allowed, selection.relu, rules.strength_of(tokens.query))
     F, after = accumulate_step(S, slots.f[..., :used], selection.shift)  # both [B, S, 1, C]: one order for all
     F = F.clone() if selection.shift else F
-    slots.f[..., :used] = after
+    slots.f[..., :used] = _unless_out(request, after, slots.f[..., :used])
     return F
 
 
@@ -115,6 +123,13 @@ def _mix(request: StepRequest, keys: Tensor, values: Tensor, bias: Tensor) -> Te
     weights = (products(query.to(exact), keys.to(exact)) * rules.scale_of(query) + bias).softmax(-1)  # [B, H, 1, C]
     weights = weights.nan_to_num(0.0)  # of a query to which a pattern shows nothing
     mean = weights.squeeze(-2).unflatten(1, (slots.position.shape[1], -1)).mean(2)
-    slots.score[..., :used] = request.policy.update(slots.score[..., :used], mean)
+    score = slots.score[..., :used]
+    slots.score[..., :used] = _unless_out(request, request.policy.update(score, mean), score)
     mixed = by_group(weights, keys.shape[1]) @ values.to(exact)
     return mixed.view(*query.shape[:-1], values.shape[-1]).to(query.dtype)
+
+
+def _unless_out(request: StepRequest, new: Tensor, old: Tensor) -> Tensor:
+    """The new values [B, ...]; the old ones of a row that sits out."""
+    real = request.tokens.real
+    return new if real is None else torch.where(real[(..., *[None] * (new.ndim - 2))], new, old)
