@@ -210,7 +210,7 @@ template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch
                 const Vector<T> y = may ? load(logit + x * L) : Vector<T>{};
                 Vector<T> found = load(da + x * L);
                 if (masked && !c.shielded[i]) {
-                    if (!all && p.protect_self) may &= load(a.lanes.row + lane) != splat(c.index[i]);
+                    if (!all && protects(p, false, true)) may &= load(a.lanes.row + lane) != splat(c.index[i]);
                     if (p.relu) may &= y > Vector<T>{};
                     found += may ? load(sums + x * L + (p.shift ? 1 : 0)) * (T)p.strength : Vector<T>{};
                 }

@@ -78,7 +78,7 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
         c.until[i] = real && p.until ? (T)p.until[b * p.M + j] : std::numeric_limits<T>::max();
         c.evicts = c.evicts || c.until[i] <= last_row;
         const bool first = p.start ? p.start[b * p.M + j] == j : j == 0;
-        c.shielded[i] = p.protect_first && first;
+        c.shielded[i] = protects(p, first, false);
     }
 }
 
@@ -206,7 +206,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
                         s = Vector<T>{}; /* not times 0: that is NaN where the logit is not finite */
                     else if (!all) {
                         Ints<T> may = sees(lanes, c, lane, i + r);
-                        if (p.protect_self) may &= load(lanes.row + lane) != splat(c.index[i + r]);
+                        if (protects(p, false, true)) may &= load(lanes.row + lane) != splat(c.index[i + r]);
                         s = may ? s : Vector<T>{};
                     }
                     s = running_sum<T>(s) + before;

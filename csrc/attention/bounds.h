@@ -24,7 +24,7 @@ template <class T> struct Bounds {
 };
 
 INLINE bool may_leave_out(const Problem &p) {
-    return p.selecting >= 0 && p.tolerance > 0 && p.relu && (p.shift || p.protect_self) && !p.final_f;
+    return p.selecting >= 0 && p.tolerance > 0 && p.relu && (p.shift || protects(p, false, true)) && !p.final_f;
 }
 
 template <class T> T dot(const T *a, const T *b, int64_t n) {
@@ -77,7 +77,7 @@ template <class T> void bound(const Problem &p, const Rows &q, const Rows &k, in
             const int64_t row = offset + i, first = p.start ? p.start[b * p.M + row] : 0;
             if (first > row) continue; /* padding */
             /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no initial F says else. */
-            const bool leans = p.protect_first && first >= 0 && !p.window && !p.until &&
+            const bool leans = protects(p, true, false) && first >= 0 && !p.window && !p.until &&
                                !(p.initial_f && ((const T *)p.initial_f)[b * p.M + first] > 0);
             const T *own_key = row_of(k, b, g, row, line[1]);
             const auto found =

@@ -52,7 +52,7 @@ template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line
     for (int64_t c = 0; c < p.used; c++) {
         f[c] = stored[c];
         const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
-        if (!sees || (p.protect_self && c == slot) || (p.protect_first && position[c] == 0)) continue;
+        if (!sees || protects(p, position[c] == 0, c == slot)) continue;
         const T *key;
         read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
         const T logit = (T)p.scale * dot(query, key, p.D);

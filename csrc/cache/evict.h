@@ -55,7 +55,7 @@ template <class T> struct Order { /* of one row of the batch */
         }
         logits(e.heads[s], r, list);
         for (size_t c = 0; c < list.size(); c++) {
-            const bool exempt = (e.protect_first && position[list[c]] == 0) || (e.protect_self && list[c] == e.M - e.n + r);
+            const bool exempt = protects(e, position[list[c]] == 0, list[c] == e.M - e.n + r);
             const T x = e.relu && !(weights[c] > 0) ? (T)0 : (T)e.strength * weights[c];
             to[c] = exempt || weights[c] == MASKED<T> ? (T)0 : x;
         }

@@ -5,19 +5,18 @@
  */
 #ifndef SELATTN_CACHE_STRUCTS_H
 #define SELATTN_CACHE_STRUCTS_H
-#include "../fields.h"
+#include "../rules.h"
 
 /* The eviction order of n queries, which are the last n of M entries in the order of their positions. */
 #define EVICTION_LIST(INT, REAL, STRIDES, POINTER)                                                                             \
-    INT(policy) REAL(parameter) INT(B) INT(H) INT(G) INT(P) INT(S) INT(n) INT(M) INT(D) INT(budget) INT(shift) INT(dtype)      \
+    INT(policy) REAL(parameter) INT(B) INT(H) INT(G) INT(P) INT(S) INT(n) INT(M) INT(D) INT(budget) INT(dtype)                 \
     /* Logits and S of all pairs, as if nothing had left: given ... */                                                         \
     POINTER(const void, logits)   /* [B,H,n,M] T, -inf where invisible; null if the policy needs none */                       \
     POINTER(const void, selected) /* [B,S,n,M] T; null if S = 0 */                                                             \
     /* ... or made from queries and keys, of what is kept only. query null: they are given. */                                 \
     POINTER(const void, query) POINTER(const void, key)                                                                        \
     STRIDES(query_stride) STRIDES(key_stride)                                                                                  \
-    REAL(scale) REAL(strength)                                                                                                 \
-    INT(relu) INT(protect_first) INT(protect_self) INT(window) /* window 0: none */                                            \
+    RULES_LIST(INT, REAL)                                                                                                      \
     POINTER(const int64_t, heads)     /* [S] the selecting heads */                                                            \
     POINTER(const int64_t, selecting) /* [S] the order that each of them follows */                                            \
     POINTER(const int64_t, positions) /* [B,M], -1 for none */                                                                 \
@@ -39,8 +38,8 @@ STRUCT(Eviction, EVICTION_LIST)
     POINTER(void, f)                          /* [B,C] T, or null: standard attention */                                       \
     POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
     POINTER(const bool, real)                 /* [B] false: the row sits out; null: none does */                               \
-    REAL(scale) REAL(strength)                                                                                                 \
-    INT(selecting) INT(relu) INT(protect_first) INT(protect_self) INT(shift) INT(window)                                       \
+    RULES_LIST(INT, REAL)                                                                                                      \
+    INT(selecting)        /* the selecting head */                                                                             \
     POINTER(void, output) /* [B,H,1,Dv] */
 
 STRUCT(Step, STEP_LIST)

@@ -46,6 +46,9 @@ class Request(NamedTuple):
     selection_query: Tensor | None = None  # [B, S, N, Ds] the separate bilinear form
     selection_key: Tensor | None = None  # [B, S, M, Ds]
     initial_f: Tensor | None = None  # [B, S, M] F with which the first query begins; None is 0
+    # What a registered operator is told beside.
+    seed: Tensor | None = None  # 0-d int64, of the dropout
+    gradient: bool = False  # a backward pass can follow
 
     @property
     def offset(self) -> int:

@@ -12,6 +12,7 @@ Everything here is computed in fp32 or better: a bf16 running sum over 512 rows 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -53,30 +54,39 @@ class Selection:
         """The selecting heads, one for each selection mask."""
         return self.head if isinstance(self.head, tuple) else (self.head,)
 
-    def exempt(self, key: Tensor, query: Tensor) -> Tensor:
-        """Bool: the keys that a query must not select (constraints 2 and 3), both by positions in the sequence."""
-        found = torch.zeros_like(key == query)
+    @property
+    def switches(self) -> dict[str, bool]:
+        """All but the head, by name."""
+        return {name: getattr(self, name) for name in _SWITCHES}
+
+    def allowed(self, seen: Tensor, own: Tensor, first: Tensor) -> Tensor:
+        """Bool: what may be selected of what is seen, where `own` is the query's key and `first` the sequence's."""
         if self.protect_self:
-            found = found | (key == query)
+            seen = seen & ~own
         if self.protect_first:
-            found = found | (key == 0)
-        return found
+            seen = seen & ~first
+        return seen
 
     @staticmethod
     def encode(selection: Selection | None) -> list[int]:
         """As an operator of torch takes it: the switches, then the heads; empty for None."""
         if selection is None:
             return []
-        return [*(int(getattr(selection, name)) for name in _SWITCHES), *selection.heads]
+        return [*map(int, selection.switches.values()), *selection.heads]
 
     @staticmethod
     def decode(code: list[int]) -> Selection | None:
         """What `encode` encoded."""
-        if not code:
-            return None
-        switches = {name: bool(value) for name, value in zip(_SWITCHES, code, strict=False)}
-        heads = tuple(code[len(_SWITCHES) :])
-        return Selection(heads if len(heads) > 1 else heads[0], **switches)
+        return _decode(tuple(code))
+
+
+@lru_cache(maxsize=256)
+def _decode(code: tuple[int, ...]) -> Selection | None:
+    if not code:
+        return None
+    switches = {name: bool(value) for name, value in zip(_SWITCHES, code, strict=False)}
+    heads = code[len(_SWITCHES) :]
+    return Selection(heads if len(heads) > 1 else heads[0], **switches)
 
 
 _SWITCHES = tuple(field.name for field in fields(Selection) if field.name != "head")

@@ -21,6 +21,11 @@ def in_transform() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def differentiated(request: Request) -> bool:
+    """Whether a backward pass can follow; inside of torch.func an input does not tell."""
+    return (request.needs_grad or in_transform()) and torch.is_grad_enabled()
+
+
 def refusal(request: Request) -> str | None:
     """Why an operator that is not plain PyTorch cannot run here; None if it can."""
     if _forward_mode(request):

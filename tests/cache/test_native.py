@@ -8,9 +8,11 @@ from torch.testing import assert_close
 
 from selattn.errors import SelattnError
 from selattn.eviction import NEVER, POLICIES, make_policy
+from selattn.ops import Selection
 from selattn.ops.backends import cpu_order
 from selattn.ops.backends.plain_order import Strip, row_by_row
 from selattn.ops.order import Order
+from selattn.ops.rules import Rules
 from selattn.utils import native
 from tests.cache.cases import assert_same_run, some_case
 
@@ -135,5 +137,6 @@ def test_the_order_is_an_operator_of_torch(history):
     zeros = torch.zeros(2, 2, case.size, dtype=torch.float64)
     before = (torch.full((2, 2, case.size), NEVER), zeros[:, :1].contiguous(), zeros)
     positions = torch.arange(case.size).expand(2, -1).contiguous()
-    settings = (1, 0.0, 5, [0], [0], 0.5, 0, [True] * 4, history)
-    torch.library.opcheck(cpu_order._node, (q, k, positions, *before, torch.tensor(0.5), *settings))
+    rules = Rules(Selection(), strength=torch.tensor(0.5), scale=0.5)
+    call = cpu_order.Call(q, k, positions, Order(*before), rules, 1, 0.0, 5, selects=True, history=history)
+    torch.library.opcheck(cpu_order.NODE, tuple(cpu_order.ARGUMENTS.flatten(call)))

@@ -5,8 +5,10 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from selattn.ops import Fixed, Selection, Sequences, causal_attention, selective_attention
+from selattn.ops import AuxRequest, Fixed, Selection, Sequences, Strided, causal_attention, selective_attention
 from selattn.ops.backends import chunked, cpu, sdpa
+from selattn.ops.request import Request
+from selattn.ops.rules import Rules
 from tests.ops.cases import BACKENDS, only
 
 B, N = 2, 37
@@ -173,85 +175,80 @@ def test_lengths_with_sequences_or_evictions_do_not_recompile(form, backend):
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-def chunked_arguments(dtype=torch.float64, **more):
-    q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
-    tensors = {"selection_query": None, "selection_key": None, "bias": None, "initial_f": None, "strength": None}
-    tensors |= {"start": None, "until": None, "mask": None, "seed": None}
-    settings = {"scale": 0.4, "window": None, "pattern": [], "softcap": None, "dropout_p": 0.0, "heads": [0]}
-    settings |= {"relu": True, "protect_first": True, "protect_self": True, "shift": True, "tau": 1.0}
-    settings |= {"return_f": False, "return_memory": False}
-    return tuple(({"query": q, "key": k, "value": v} | tensors | settings | more).values())
+def check_operator(operator, request):
+    """torch's own checks of both directions: schema, fake kernel, autograd, and that a compiled graph is the same."""
+    arguments = operator.arguments.flatten(request)
+    torch.library.opcheck(operator.forward, tuple(arguments))
+    if not request.query.requires_grad:
+        return
+    plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
+    found = dict(zip(operator.kernel.results._fields, operator.forward(*plain), strict=True))
+    saved = [found[name] for name in operator.kernel.saved]
+    came = [torch.ones_like(found[name]) if found[name].numel() else None for name in operator.came]
+    needs = [getattr(request, name) is not None for name in operator.kernel.gradients]
+    torch.library.opcheck(operator.backward, (*saved, *came, needs, *plain))
 
 
+RULES = Rules(Selection(), scale=0.4)
+
+
+def asked(rules=RULES, dtype=torch.float64, **more):
+    q, k, v = (x.detach().to(dtype).requires_grad_(more.get("gradient", True)) for x in leaves())
+    return Request(q, k, v, rules, **{"gradient": True, **more})
+
+
+ALL = AuxRequest(f=True, memory=True, final_f=True)
 OPCHECKS = {
-    "default": {},
-    "all results": {"return_f": True, "return_memory": True},
-    "half": {"dtype": torch.bfloat16, "return_memory": True},
-    "bias and initial F": {"bias": normal(1, 4, N, 1), "initial_f": normal(B, 1, N).abs(), "softcap": 3.0},
-    "separate": {"selection_query": normal(B, 2, N, 3), "selection_key": normal(B, 2, N, 3), "heads": []},
-    "standard": {"heads": [], "window": 4, "pattern": [3, 0, 0]},
-    "dropout": {"dropout_p": 0.5, "seed": torch.tensor(3)},
+    "default": asked(),
+    "all results": asked(wanted=ALL),
+    "half": asked(dtype=torch.bfloat16, wanted=AuxRequest(memory=True)),
+    "bias and initial F": asked(
+        RULES._replace(softcap=3.0), bias=normal(1, 4, N, 1), initial_f=normal(B, 1, N).abs(), wanted=ALL
+    ),
+    "separate": asked(selection_query=normal(B, 2, N, 3), selection_key=normal(B, 2, N, 3)),
+    "two masks, strength": asked(RULES._replace(selection=Selection((0, 2)), strength=0.5)),
+    "standard": asked(Rules(window=4, pattern=Strided(3))),
+    "dropout": asked(RULES._replace(dropout_p=0.5), seed=torch.tensor(3)),
 }
 
 
 @pytest.mark.parametrize("kind", OPCHECKS)
 def test_registered_operators_of_chunked(kind):
-    arguments = chunked_arguments(**OPCHECKS[kind])
-    torch.library.opcheck(chunked._forward, arguments)
-    plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
-    output, lse, f, memory, final_f = chunked._forward(*plain)
-    upstream = [torch.ones_like(x) if x.numel() else None for x in (output, f, memory, final_f)]
-    torch.library.opcheck(chunked._backward, (output, lse, *upstream, plain[5] is not None, *plain))
+    check_operator(chunked.OPERATOR, OPCHECKS[kind])
 
 
-def compiled_arguments(dtype=torch.float64, **more):
-    q, k, v = (x.detach().to(dtype).requires_grad_(more.get("gradient", True)) for x in leaves())
-    tensors = {"query": q, "key": k, "value": v, "strength": None, "start": None, "until": None, "initial_f": None}
-    settings = {"scale": 0.4, "softcap": 0.0, "selecting": 0, "relu": True, "protect_first": True, "protect_self": True}
-    settings |= {"shift": True, "tau": 1.0, "window": 0, "tolerance": 2.0**-24}
-    settings |= {"memory": False, "final_f": False, "living": False, "gradient": True}
-    return tuple((tensors | settings | more).values())
-
-
+MEMORY = AuxRequest(memory=True)
 COMPILED = {
-    "default": {},
-    "all results": {"memory": True, "living": True},
-    "half": {"dtype": torch.bfloat16, "memory": True},
-    "single": {"dtype": torch.float32, "memory": True, "softcap": 3.0, "window": 7},
-    "packed, evicted": {
-        "start": FORMS[packed] * 21,
-        "until": FORMS[evicted].unsqueeze(1),
-        "strength": torch.tensor(0.5),
-        "memory": True,
-    },
-    "initial and final F": {"initial_f": torch.ones(B, 1, N).double(), "final_f": True, "gradient": False},
-    "standard": {"selecting": -1},
+    "default": asked(),
+    "all results": asked(wanted=AuxRequest(memory=True, living=True)),
+    "half": asked(dtype=torch.bfloat16, wanted=MEMORY),
+    "single": asked(RULES._replace(softcap=3.0, window=7), dtype=torch.float32, wanted=MEMORY),
+    "packed, evicted": asked(
+        RULES._replace(strength=torch.tensor(0.5)),
+        start=FORMS[packed] * 21,
+        until=FORMS[evicted].unsqueeze(1),
+        wanted=MEMORY,
+    ),
+    "initial and final F": asked(
+        initial_f=torch.ones(B, 1, N).double(), wanted=AuxRequest(final_f=True), gradient=False
+    ),
+    "standard": asked(Rules()),
 }
 
 
 @pytest.mark.parametrize("kind", COMPILED)
 def test_registered_operators_of_cpu(kind):
-    arguments = compiled_arguments(**COMPILED[kind])
-    torch.library.opcheck(cpu._forward, arguments)
-    if not COMPILED[kind].get("gradient", True):
-        return
-    plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
-    output, lse, memory, _, block_f, dead, _ = cpu._forward(*plain)
-    d_memory = torch.ones_like(memory) if memory.numel() else None
-    torch.library.opcheck(cpu._backward, (output, lse, block_f, dead, torch.ones_like(output), d_memory, *plain))
+    check_operator(cpu.OPERATOR, COMPILED[kind])
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_registered_operators_of_sdpa(with_bias, dtype):
-    q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
     bias = torch.zeros(1, 1, N, N, dtype=torch.promote_types(dtype, torch.float32)).masked_fill(
         torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf
     )
-    torch.library.opcheck(sdpa._forward, (q, k, v, bias.requires_grad_(with_bias), 0.4))
-    q, k, v, bias = (x.detach() for x in (q, k, v, bias))
-    output, lse = sdpa._forward(q, k, v, bias, 0.4)
-    torch.library.opcheck(sdpa._backward, (torch.ones_like(output), output, lse, q, k, v, bias, 0.4, with_bias))
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
+    check_operator(sdpa.FLASH, sdpa.Flash(q, k, v, bias.requires_grad_() if with_bias else None, 0.4))
 
 
 @pytest.mark.parametrize("backend", only(BACKENDS, "cpu"))

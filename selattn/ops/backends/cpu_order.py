@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops.backends import plain_order
-from selattn.ops.backends.cpu import DTYPES, LARGEST_HEAD
+from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, dense_rows, rules_fields
 from selattn.ops.backends.plain_order import Strip
+from selattn.ops.operator import Arguments
 from selattn.ops.order import Order, OrderRequest, Ranking
 from selattn.ops.rules import Rules
-from selattn.ops.selection import Selection
 from selattn.ops.tokens import Tokens
-from selattn.utils import native
 from selattn.utils.structs import struct
-
-
-def call_library(function: str, *args: Any) -> None:
-    """Call a function of the compiled library; one line where it runs out of memory."""
-    library = native.library()
-    assert library is not None
-    if getattr(library, function)(*args):
-        raise SelattnError("the cache needs more memory than there is: use a smaller batch or smaller budgets")
 
 
 def refusal(tokens: Tokens, rules: Rules) -> str | None:
     """Why the library cannot make the logits of these queries; None if it can."""
-    query = tokens.query
     reasons = {
-        f"it runs on the CPU, not on {query.device.type}": query.device.type != "cpu",
-        f"it takes fp32, fp64 and bf16, not {query.dtype}": query.dtype not in DTYPES,
-        f"its heads have at most {LARGEST_HEAD} features": max(query.shape[3], tokens.value.shape[3]) > LARGEST_HEAD,
         "it has no soft cap": rules.softcap is not None,
         "it has no sparse patterns": rules.pattern is not None,
         "it has no separate bilinear form": tokens.selection_query is not None,
     }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    reason = cannot_hold(tokens.query, tokens.value)
+    return reason or next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def order_refusal(request: OrderRequest) -> str | None:
@@ -60,54 +48,43 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
         if torch.compiler.is_exporting():
             raise SelattnError("budgets with a sparse pattern or a separate form cannot be exported: leave them out")
         return plain_order.order(request, order_of_strip)
-    selection = rules.selection if policy.needs_weights or policy.needs_f else None
-    heads = [] if selection is None else list(selection.heads)
-    switches = rules.selection or Selection()
-    shared = tokens.query.shape[1] // request.keys.shape[1]
     number, parameter = policy.compiled() or (0, 0.0)
-    # In a compiled graph it is one node; else it is called at once, which is quicker.
-    call = _node if torch.compiler.is_compiling() else _from_keys
-    until, f, score, scores = call(
+    call = Call(
         tokens.query.detach(),
         request.keys.detach(),
         request.positions,
-        request.before.until,
-        request.before.f.detach(),
-        request.before.score.detach(),
-        rules.strength_of(tokens.query),
+        Order(request.before.until, request.before.f.detach(), request.before.score.detach()),
+        rules,
         number,
         parameter,
         request.budget,
-        heads,
-        [head // shared for head in heads],
-        rules.scale_of(tokens.query),
-        rules.window or 0,
-        [switches.relu, switches.protect_first, switches.protect_self, switches.shift],
-        request.history,
+        selects=policy.needs_weights or policy.needs_f,
+        history=request.history,
     )
+    # In a compiled graph it is one node; else it is called at once, which is quicker.
+    until, f, score, scores = NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else _from_keys(call)
     return Order(until, f, score), scores if request.history else None
 
 
-def _from_keys(
-    query: Tensor,
-    keys: Tensor,
-    positions: Tensor,
-    until: Tensor,
-    f: Tensor,
-    score: Tensor,
-    strength: Tensor | None,
-    policy: int,
-    parameter: float,
-    budget: int,
-    heads: list[int],
-    selecting: list[int],
-    scale: float,
-    window: int,
-    switches: list[bool],
-    history: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The order and the scores after each row (empty without `history`), logits made from queries and keys."""
-    query, keys = _dense_rows(query), _dense_rows(keys)
+class Call(NamedTuple):
+    """An order whose logits are made from queries and keys."""
+
+    query: Tensor
+    keys: Tensor
+    positions: Tensor
+    before: Order
+    rules: Rules
+    policy: int
+    parameter: float
+    budget: int
+    selects: bool  # else F is not needed
+    history: bool
+
+
+def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The order and the scores after each row (empty without `history`)."""
+    query, keys, selection = dense_rows(call.query), dense_rows(call.keys), call.rules.selection
+    heads = list(selection.heads) if selection is not None and call.selects else []
     fields = {
         "H": query.shape[1],
         "G": keys.shape[1],
@@ -118,34 +95,33 @@ def _from_keys(
         "query_stride": query,
         "key": keys,
         "key_stride": keys,
-        "scale": scale,
-        "strength": 1.0 if strength is None else float(strength),
-        "window": window,
-        **dict(zip(("relu", "protect_first", "protect_self", "shift"), switches, strict=True)),
+        **rules_fields(call.rules, query),
         "heads": torch.tensor(heads, dtype=torch.int64),
         "logits": None,
         "selected": None,
     }
-    kind = (policy, parameter)
-    found, scores = _evict(fields, kind, budget, selecting, positions, Order(until, f, score), history)
-    return *found, score.new_empty(0) if scores is None else scores
+    shared = query.shape[1] // keys.shape[1]
+    selecting = [head // shared for head in heads]
+    kind = (call.policy, call.parameter)
+    found, scores = _evict(fields, kind, call.budget, selecting, call.positions, call.before, call.history)
+    return *found, call.before.score.new_empty(0) if scores is None else scores
 
 
-_node = torch.library.custom_op(
+ARGUMENTS = Arguments(Call)
+NODE = torch.library.custom_op(
     "selattn::eviction_order",
-    _from_keys,
+    lambda *args: _from_keys(ARGUMENTS.build(args)),
     mutates_args=(),
-    schema="""(Tensor query, Tensor keys, Tensor positions, Tensor until, Tensor f, Tensor score, Tensor? strength,
-        int policy, float parameter, int budget, int[] heads, int[] selecting, float scale, int window, bool[] switches,
-        bool history) -> (Tensor, Tensor, Tensor, Tensor)""",
+    schema=f"({ARGUMENTS.schema}) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 
 
-@_node.register_fake
+@NODE.register_fake
 def _(*args: Any) -> tuple[Tensor, ...]:
-    query, (until, f, score), history = args[0], args[3:6], args[-1]
-    scores = score.new_empty(query.shape[2], *score.shape) if history else score.new_empty(0)
-    return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (until, f, score)), scores)
+    call = ARGUMENTS.build(args)
+    score = call.before.score
+    scores = score.new_empty(call.query.shape[2], *score.shape) if call.history else score.new_empty(0)
+    return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in call.before), scores)
 
 
 def order_of_strip(
@@ -153,17 +129,17 @@ def order_of_strip(
 ) -> tuple[Order, Tensor | None]:
     """The same for queries whose logits and S are given."""
     logits, selected = (None if x is None else x.detach().cpu().contiguous() for x in (strip.logits, strip.selected))
-    made = ("query", "query_stride", "key", "key_stride", "heads")  # from queries and keys: not here
     fields = {
         "H": strip.heads[0],
         "G": strip.heads[1],
         "n": strip.rows,
+        "D": 0,
         "dtype": DTYPES[before.score.dtype],
-        "shift": strip.shift,
         "logits": logits,
         "selected": selected,
-        **dict.fromkeys(made),
-        **dict.fromkeys(("D", "scale", "strength", "window", "relu", "protect_first", "protect_self"), 0),
+        **dict.fromkeys(("query", "query_stride", "key", "key_stride", "heads")),  # nothing is made from them
+        **rules_fields(Rules(), before.score),
+        "shift": strip.shift,
     }
     selecting = strip.selecting if strip.selected is not None else []
     kind = policy.compiled() or (0, 0.0)
@@ -199,11 +175,7 @@ def _evict(
         "score": score,
         "history": scores,
     }
-    call_library("selattn_evict", struct("Eviction").pack(**fields), ctypes.c_int64(torch.get_num_threads()))
+    packed, threads = struct("Eviction").pack(**fields), ctypes.c_int64(torch.get_num_threads())
+    call_library("selattn_evict", packed, threads, who="the cache", smaller="smaller budgets")
     moved = Order(until.to(device), f.to(device), score.to(device))
     return moved, None if scores is None else scores.to(device)
-
-
-def _dense_rows(x: Tensor) -> Tensor:
-    """The tensor itself, if the features of a row lie side by side; else a copy."""
-    return x if x.stride(-1) == 1 else x.contiguous()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selattn.ops.backends.cpu import DTYPES
-from selattn.ops.backends.cpu_order import call_library, refusal
+from selattn.ops.backends.cpu_library import DTYPES, call_library, dense_rows, rules_fields
+from selattn.ops.backends.cpu_order import refusal
 from selattn.ops.order import StepRequest
-from selattn.ops.selection import Selection
 from selattn.utils.structs import struct
 
 
 def step_refusal(request: StepRequest) -> str | None:
     """Why the library cannot make this step; None if it can."""
+    if torch.compiler.is_compiling():
+        return "it cannot be compiled into a graph: it writes to the slots"
     policy, masks = request.policy, request.rules.masks(request.tokens.selection_query)
     reasons = {
         f"it does not know the policy {policy.name!r}": request.budget is not None and policy.compiled() is None,
@@ -33,12 +34,11 @@ def step(request: StepRequest) -> Tensor:
     assert keys is not None
     assert values is not None
     assert all(x.is_contiguous() for x in (keys, values, position, f, length))
-    query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (tokens.query, tokens.key, tokens.value))
+    query, key, value = (dense_rows(x) for x in (tokens.query, tokens.key, tokens.value))
     real = None if tokens.real is None else tokens.real.contiguous()
     batch, heads, _, size = query.shape
     groups, places, value_size = values.shape[1:]
     out = query.new_empty(batch, heads, 1, value_size) if real is None else query.new_zeros(batch, heads, 1, value_size)
-    switches = rules.selection or Selection()
     number, parameter = request.policy.compiled() or (0, 0.0)
     packed = struct("Step").pack(
         policy=number,
@@ -65,15 +65,9 @@ def step(request: StepRequest) -> Tensor:
         f=None if rules.selection is None else f,
         length=length,
         real=real,
-        scale=rules.scale_of(query),
-        strength=float(rules.strength),
-        selecting=switches.heads[0],
-        relu=switches.relu,
-        protect_first=switches.protect_first,
-        protect_self=switches.protect_self,
-        shift=switches.shift,
-        window=rules.window or 0,
+        **rules_fields(rules, query),
+        selecting=0 if rules.selection is None else rules.selection.heads[0],
         output=out,
     )
-    call_library("selattn_decode", packed)
+    call_library("selattn_decode", packed, who="the cache", smaller="smaller budgets")
     return out

@@ -6,15 +6,17 @@ taken wherever a name is.
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops import autocast, transforms
-from selattn.ops.backends import chunked, cpu, cpu_order, cpu_step, reference, sdpa, triton
+from selattn.ops.backends import triton
 from selattn.ops.backends.base import Backend
+from selattn.ops.backends.chunked import Chunked
+from selattn.ops.backends.cpu import Cpu
+from selattn.ops.backends.reference import Reference
+from selattn.ops.backends.sdpa import Sdpa, plain_causal
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 from selattn.utils.suggest import unknown
@@ -22,41 +24,17 @@ from selattn.utils.suggest import unknown
 AUTO = "auto"
 
 
-class _Module(Backend):
-    """A backend whose attention is the functions of a module."""
+class _Triton(Backend):
+    """The functions of a module."""
 
-    def __init__(self, name: str, module: ModuleType) -> None:
-        self.name, self.plain = name, module is reference
-        self.unavailable = module.unavailable  # type: ignore[method-assign]
-        self.refusal = module.refusal  # type: ignore[method-assign]
-        self.attend = module.attend  # type: ignore[method-assign]
-
-
-class _Compiled(_Module):
-    """The compiled library, which also has an eviction order and a step of its own."""
-
-    def order_refusal(self, request: OrderRequest) -> str | None:
-        return cpu_order.order_refusal(request)
-
-    def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
-        return cpu_order.order(request)
-
-    def step_refusal(self, request: StepRequest) -> str | None:
-        if torch.compiler.is_compiling():
-            return "it cannot be compiled into a graph: it writes to the slots"
-        return cpu_step.step_refusal(request)
-
-    def step(self, request: StepRequest) -> Tensor:
-        return cpu_step.step(request)
+    name = "triton"
+    plain = False
+    unavailable = staticmethod(triton.unavailable)
+    refusal = staticmethod(triton.refusal)
+    attend = staticmethod(triton.attend)
 
 
-BACKENDS: dict[str, Backend] = {
-    "reference": _Module("reference", reference),
-    "sdpa": _Module("sdpa", sdpa),
-    "chunked": _Module("chunked", chunked),
-    "cpu": _Compiled("cpu", cpu),
-    "triton": _Module("triton", triton),
-}
+BACKENDS: dict[str, Backend] = {each.name: each for each in (Reference(), Sdpa(), Chunked(), Cpu(), _Triton())}
 
 
 def backends() -> dict[str, str | None]:
@@ -142,6 +120,6 @@ def choose(request: Request) -> str:
     """
     if request.wanted.weights or transforms.refusal(request) is not None:
         return "reference"
-    if sdpa.plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
+    if plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
         return "sdpa"
     return "cpu" if _refusal(BACKENDS["cpu"], request) is None else "chunked"

@@ -105,7 +105,7 @@ def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, 
         chosen = keys[:, [head // shared for head in heads]]
         logits = products(tokens.query[:, heads].to(exact), chosen.to(exact)) * rules.scale_of(tokens.query)
         visible_to_it = seen if seen.shape[1] == 1 else seen[:, heads]
-    allowed = visible_to_it & ~selection.exempt(position, now[:, None]).unsqueeze(-2)
+    allowed = selection.allowed(visible_to_it, *((position == x).unsqueeze(-2) for x in (now[:, None], 0)))
     S = constrain(logits, allowed, selection.relu, rules.strength_of(tokens.query))
     F, after = accumulate_step(S, slots.f[..., :used], selection.shift)  # both [B, S, 1, C]: one order for all
     F = F.clone() if selection.shift else F

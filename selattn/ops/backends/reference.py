@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from selattn.ops.backends.base import Backend
 from selattn.ops.backends.seen import seen_logits, seen_product
 from selattn.ops.backends.tile import (
     by_mask,
@@ -24,45 +25,39 @@ from selattn.ops.request import Attention, Request
 from selattn.ops.selection import accumulate, constrain, memory
 
 
-def unavailable() -> str | None:
-    """Why this backend cannot run on this machine; None if it can."""
-    return None
+class Reference(Backend):
+    """The whole matrix, line by line as in the paper. It refuses nothing."""
 
+    name = "reference"
 
-def refusal(request: Request) -> str | None:
-    """Why this backend cannot do what is asked; None if it can. The reference can do everything."""
-    return None
+    def attend(self, request: Request) -> Attention:
+        dtype = compute_dtype(request.query.dtype)
+        query, shared = request.query.to(dtype), request.query.shape[1] // request.key.shape[1]
+        key, value = (x.to(dtype).repeat_interleave(shared, 1) for x in (request.key, request.value))
+        seen = visible(request, whole(request))
 
+        logits = soft_capped(seen_logits(query, key, seen) * request.scale, request.rules.softcap)
+        if request.bias is not None:
+            logits = logits + request.bias.to(dtype)
 
-def attend(request: Request) -> Attention:
-    """See `Request` and `Attention`."""
-    dtype = compute_dtype(request.query.dtype)
-    query, shared = request.query.to(dtype), request.query.shape[1] // request.key.shape[1]
-    key, value = (x.to(dtype).repeat_interleave(shared, 1) for x in (request.key, request.value))
-    seen = visible(request, whole(request))
+        F, M, final_f, selection = None, None, None, request.rules.selection
+        if selection is not None:
+            from_head = request.selection_query is None
+            S = logits[:, list(selection.heads)] if from_head else selecting_logits(request, whole(request), seen)
+            S = constrain(S, may_select(request, whole(request), seen), selection.relu, request.strength)
+            F, final_f = accumulate(S, request.initial_f, selection.shift)
+            logits = (by_mask(logits, request.masks) - F.unsqueeze(2)).flatten(1, 2)
+            M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
 
-    logits = soft_capped(seen_logits(query, key, seen) * request.scale, request.rules.softcap)
-    if request.bias is not None:
-        logits = logits + request.bias.to(dtype)
-
-    F, M, final_f, selection = None, None, None, request.rules.selection
-    if selection is not None:
-        from_head = request.selection_query is None
-        S = logits[:, list(selection.heads)] if from_head else selecting_logits(request, whole(request), seen)
-        S = constrain(S, may_select(request, whole(request), seen), selection.relu, request.strength)
-        F, final_f = accumulate(S, request.initial_f, selection.shift)
-        logits = (by_mask(logits, request.masks) - F.unsqueeze(2)).flatten(1, 2)
-        M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
-
-    weights = masked_softmax(logits, seen)
-    mixed = seen_product(nnf.dropout(weights, request.rules.dropout_p), value, seen)
-    return Attention(
-        output=mixed.to(request.query.dtype),
-        f=F if request.wanted.f else None,
-        memory=M,
-        final_f=final_f if request.wanted.final_f else None,
-        weights=weights if request.wanted.weights else None,
-    )
+        weights = masked_softmax(logits, seen)
+        mixed = seen_product(nnf.dropout(weights, request.rules.dropout_p), value, seen)
+        return Attention(
+            output=mixed.to(request.query.dtype),
+            f=F if request.wanted.f else None,
+            memory=M,
+            final_f=final_f if request.wanted.final_f else None,
+            weights=weights if request.wanted.weights else None,
+        )
 
 
 def masked_softmax(logits: Tensor, seen: Tensor) -> Tensor:

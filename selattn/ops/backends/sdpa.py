@@ -8,61 +8,60 @@ kernel, which alone gives the log-sum-exp. F itself, its running sum and their g
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from selattn.ops import transforms
 from selattn.ops.backends import strips
+from selattn.ops.backends.base import Backend
 from selattn.ops.backends.seen import finite
 from selattn.ops.backends.tile import seen_by_selection, selected, visible, whole
+from selattn.ops.operator import Came, Kernel, Operator, Saved
 from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Attention, Request
 from selattn.ops.rules import Rules
 from selattn.ops.selection import accumulate, memory
 
 
-def unavailable() -> str | None:
-    """Why this backend cannot run on this machine; None if it can."""
-    return None
+class Sdpa(Backend):
+    """F as a bias of PyTorch's own kernel."""
 
+    name = "sdpa"
+    plain = False
 
-def refusal(request: Request) -> str | None:
-    """Why this backend cannot do what is asked; None if it can."""
-    if request.rules.softcap is not None:
-        return "PyTorch's kernel has no soft cap"
-    if request.wanted.weights:
-        return "PyTorch's kernel does not give its weights"
-    return None
+    def refusal(self, request: Request) -> str | None:
+        if request.rules.softcap is not None:
+            return "PyTorch's kernel has no soft cap"
+        if request.wanted.weights:
+            return "PyTorch's kernel does not give its weights"
+        return None
 
-
-def attend(request: Request) -> Attention:
-    """See `Request` and `Attention`."""
-    if plain_causal(request):
-        return Attention(_sdpa(request, None))
-    seen = visible(request, whole(request))
-    F, M, final_f, bias, left = None, None, None, request.bias, seen
-    selection = request.rules.selection
-    if selection is not None:
-        F, final_f = accumulate(selected(request, whole(request), seen), request.initial_f, selection.shift)
-        M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
-        followed = F if request.masks == 1 else F.repeat_interleave(request.query.shape[1] // request.masks, 1)
-        # An F of infinity is no mask to the kernel, which would not look at the logit: infinity minus infinity is NaN.
-        left = seen & (followed != torch.inf)
-        followed = followed.clamp(max=torch.finfo(F.dtype).max)
-        bias = -followed if bias is None else bias - followed
-    if bias is None:
-        bias = request.query.new_zeros((), dtype=compute_dtype(request.query.dtype))
-    bias = bias.masked_fill(~seen, -torch.inf)
-    output = _sdpa(request, bias).masked_fill(~left.any(-1, keepdim=True), torch.nan)
-    return Attention(
-        output=output.masked_fill(~seen.any(-1, keepdim=True), 0.0),
-        f=F if request.wanted.f else None,
-        memory=M,
-        final_f=final_f if request.wanted.final_f else None,
-    )
+    def attend(self, request: Request) -> Attention:
+        if plain_causal(request):
+            return Attention(_sdpa(request, None))
+        seen = visible(request, whole(request))
+        F, M, final_f, bias, left = None, None, None, request.bias, seen
+        selection, masks = request.rules.selection, request.masks
+        if selection is not None:
+            F, final_f = accumulate(selected(request, whole(request), seen), request.initial_f, selection.shift)
+            M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
+            followed = F if masks == 1 else F.repeat_interleave(request.query.shape[1] // masks, 1)
+            # An F of infinity is no mask to the kernel, which would not look at the logit: infinity - infinity is NaN.
+            left = seen & (followed != torch.inf)
+            followed = followed.clamp(max=torch.finfo(F.dtype).max)
+            bias = -followed if bias is None else bias - followed
+        if bias is None:
+            bias = request.query.new_zeros((), dtype=compute_dtype(request.query.dtype))
+        bias = bias.masked_fill(~seen, -torch.inf)
+        output = _sdpa(request, bias).masked_fill(~left.any(-1, keepdim=True), torch.nan)
+        return Attention(
+            output=output.masked_fill(~seen.any(-1, keepdim=True), 0.0),
+            f=F if request.wanted.f else None,
+            memory=M,
+            final_f=final_f if request.wanted.final_f else None,
+        )
 
 
 def plain_causal(request: Request) -> bool:
@@ -75,7 +74,7 @@ def plain_causal(request: Request) -> bool:
 def _sdpa(request: Request, bias: Tensor | None) -> Tensor:
     query, key, value = request.query, request.key, request.value
     if query.device.type in ("cpu", "meta") and not request.rules.dropout_p:
-        return _flash(query, key, value, bias, request.scale)[0]
+        return FLASH(Flash(query, key, value, bias, request.scale)).output
     query, scale = _with_positive_scale(query, request.scale)
     return nnf.scaled_dot_product_attention(
         query,
@@ -104,28 +103,43 @@ def _for_kernel(*tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(-1) == 1 else x.contiguous() for x in padded]
 
 
-@torch.library.custom_op(
-    "selattn::flash_attention",
-    mutates_args=(),
-    schema="(Tensor query, Tensor key, Tensor value, Tensor? bias, float scale) -> (Tensor, Tensor)",
-)
-def _forward(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """softmax(scale Q K^T + bias) V with the flash kernel, and its log-sum-exp. The bias holds all masks, as -inf."""
-    output, lse = _empty(query, key, value, bias, scale)
-    if query.shape[0] == 0:
-        return output, lse
-    same = query.shape[-2] == key.shape[-2]  # lets the kernel skip what the bias masks anyway
-    q, positive = _with_positive_scale(query, scale)
-    q, k, v = _for_kernel(q, key, value)
+class Flash(NamedTuple):
+    """softmax(scale Q K^T + bias) V. The bias holds all masks, as -inf; None is causality alone."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    bias: Tensor | None
+    scale: float
+
+    @property
+    def request(self) -> Request:
+        """The same for `strips`."""
+        return Request(self.query, self.key, self.value, Rules(scale=self.scale), bias=self.bias)
+
+
+class Results(NamedTuple):
+    """What the flash kernel gives."""
+
+    output: Tensor  # [B, H, N, Dv]
+    lse: Tensor  # [B, H, N]
+
+
+def _forward(r: Flash) -> Results:
+    """By PyTorch's kernel."""
+    if r.query.shape[0] == 0:
+        return _shapes(r)
+    same = r.query.shape[-2] == r.key.shape[-2]  # lets the kernel skip what the bias masks anyway
+    q, positive = _with_positive_scale(r.query, r.scale)
+    q, k, v = _for_kernel(q, r.key, r.value)
     output, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, 0.0, same, attn_mask=None if bias is None else bias.contiguous(), scale=positive
+        q, k, v, 0.0, same, attn_mask=None if r.bias is None else r.bias.contiguous(), scale=positive
     )
-    output = output[..., : value.shape[-1]]
-    if not finite(output) or _hides(
-        output, lse, bias
-    ):  # by what a row sees, or by what it does not see: `strips` knows
-        output, lse, *_ = strips.forward(Request(query, key, value, Rules(scale=scale), bias=bias), 0)
-    return output.contiguous(), lse.contiguous()
+    output = output[..., : r.value.shape[-1]]
+    # By what a row sees, or by what it does not see: `strips` knows.
+    if not finite(output) or _hides(output, lse, r.bias):
+        output, lse, *_ = strips.forward(r.request, 0)
+    return Results(output.contiguous(), lse.contiguous())
 
 
 def _hides(output: Tensor, lse: Tensor, bias: Tensor | None) -> bool:
@@ -136,69 +150,34 @@ def _hides(output: Tensor, lse: Tensor, bias: Tensor | None) -> bool:
     return bias is None or bool((nothing & (bias != -torch.inf).any(-1)).any())
 
 
-def _empty(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    exact = compute_dtype(query.dtype)
-    return query.new_empty(*query.shape[:3], value.shape[3]), query.new_empty(query.shape[:3], dtype=exact)
+def _shapes(r: Flash) -> Results:
+    output = r.query.new_empty(*r.query.shape[:3], r.value.shape[3])
+    return Results(output, r.query.new_empty(r.query.shape[:3], dtype=compute_dtype(r.query.dtype)))
 
 
-_forward.register_fake(_empty)
-
-
-@torch.library.custom_op(
-    "selattn::flash_attention_backward",
-    mutates_args=(),
-    schema="""(Tensor d_output, Tensor output, Tensor lse, Tensor query, Tensor key, Tensor value, Tensor? bias,
-        float scale, bool bias_grad) -> (Tensor, Tensor, Tensor, Tensor)""",
-)
-def _backward(
-    d_output: Tensor,
-    output: Tensor,
-    lse: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    scale: float,
-    bias_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    nothing = output.new_empty(0)
-    if bias is None and scale > 0 and query.shape[0] > 0:  # standard attention: PyTorch's kernel has that, too
-        gradient, o, q, k, v = _for_kernel(d_output.to(output.dtype), output, query, key, value)
+def _backward(r: Flash, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor | None]:
+    output, lse = saved["output"], saved["lse"]
+    d_output = torch.zeros_like(output) if came["output"] is None else came["output"]
+    if r.bias is None and r.scale > 0 and r.query.shape[0] > 0:  # standard attention: PyTorch's kernel has that, too
+        gradient, o, q, k, v = _for_kernel(d_output.to(output.dtype), output, r.query, r.key, r.value)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            gradient, q, k, v, o, lse, 0.0, True, scale=scale
+            gradient, q, k, v, o, lse, 0.0, True, scale=r.scale
         )
-        cut = [x[..., : like.shape[-1]] for x, like in ((dq, query), (dk, key), (dv, value))]
+        cut = [x[..., : like.shape[-1]] for x, like in ((dq, r.query), (dk, r.key), (dv, r.value))]
         if finite(*cut):
-            return cut[0].contiguous(), cut[1].contiguous(), cut[2].contiguous(), nothing
-    request = Request(query, key, value, Rules(scale=scale), bias=bias)
-    found = strips.backward(request, 0, (output, lse), d_output, bias_grad=bias_grad)
-    d_bias = nothing if found.bias is None or bias is None else found.bias.to(bias.dtype)
-    return found.query.to(query.dtype), found.key.to(key.dtype), found.value.to(value.dtype), d_bias
+            return {name: x.contiguous() for name, x in zip(("query", "key", "value"), cut, strict=True)}
+    return strips.backward(r.request, 0, (output, lse), d_output, bias_grad="bias" in needed)._asdict()
 
 
-@_backward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    output, (query, key, value, bias), bias_grad = args[1], args[3:7], args[8]
-    d_bias = bias.new_empty(bias.shape) if bias_grad else output.new_empty(0)
-    return (*(x.new_empty(x.shape) for x in (query, key, value)), d_bias)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.has_bias = tensors[3] is not None
-    ctx.save_for_backward(*output, *(x for x in tensors if x is not None))
-
-
-def _differentiate(ctx: Any, d_output: Tensor, d_lse: Tensor) -> tuple[Tensor | None, ...]:
-    bias_grad = ctx.needs_input_grad[3]
-    saved = ctx.saved_tensors if ctx.has_bias else (*ctx.saved_tensors, None)
-    *gradients, d_bias = _flash_backward(d_output, *saved, ctx.scale, bias_grad)
-    return (*gradients, d_bias if bias_grad else None, None)
-
-
-def _refuse_second(ctx: Any, *gradients: Any) -> None:
-    raise RuntimeError("selattn's sdpa backend has no second derivative: use backend='reference' for double backward")
-
-
-_flash = transforms.Operator(_forward, _save, _differentiate)
-_flash_backward = transforms.Operator(_backward, transforms.save_nothing, _refuse_second)
+FLASH = Operator(
+    Kernel(
+        name="sdpa",
+        call=Flash,
+        results=Results,
+        forward=_forward,
+        shapes=_shapes,
+        backward=_backward,
+        saved=("output", "lse"),
+        gradients=("query", "key", "value", "bias"),
+    )
+)

@@ -73,15 +73,10 @@ def may_select(request: Request, t: Tile, seen: Tensor) -> Tensor:
     """[B or 1, S or 1, n, m] bool: where S may differ from 0. `seen` is `visible` of the same tile."""
     selection = request.rules.selection
     assert selection is not None
-    allowed = seen_by_selection(request, seen)
     i = torch.arange(request.offset + t.r0, request.offset + t.r1, device=seen.device)[:, None]
     j = torch.arange(t.c0, t.c1, device=seen.device)
-    if selection.protect_self:
-        allowed = allowed & (i != j)
-    if selection.protect_first:
-        first = (j == 0)[None] if request.start is None else request.start[:, t.c0 : t.c1] == j
-        allowed = allowed & ~first[:, None, None, :]
-    return allowed
+    first = (j == 0)[None] if request.start is None else request.start[:, t.c0 : t.c1] == j
+    return selection.allowed(seen_by_selection(request, seen), i == j, first[:, None, None, :])
 
 
 def seen_by_selection(request: Request, seen: Tensor) -> Tensor:

@@ -1,0 +1,57 @@
+"""The compiled library, as its three users call it: attention, the eviction order, a step of decoding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selattn.errors import SelattnError
+from selattn.ops.precision import compute_dtype
+from selattn.ops.rules import Rules
+from selattn.ops.selection import Selection
+from selattn.utils import native
+from selattn.utils.structs import constant
+
+_NAMES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64", torch.bfloat16: "BFLOAT16"}
+DTYPES = {dtype: constant(name) if native.library() else -1 for dtype, name in _NAMES.items()}
+BLOCK = constant("BLOCK") if native.library() else 1  # queries whose F begins with a stored value
+LARGEST_HEAD = constant("MAX_SIZE") if native.library() else 0
+
+
+def cannot_hold(query: Tensor, value: Tensor) -> str | None:
+    """Why the library cannot take such tensors; None if it can."""
+    reasons = {
+        f"it runs on the CPU, not on {query.device.type}": query.device.type != "cpu",
+        f"it takes fp32, fp64 and bf16, not {query.dtype}": query.dtype not in DTYPES,
+        f"its heads have at most {LARGEST_HEAD} features": max(query.shape[3], value.shape[3]) > LARGEST_HEAD,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def rules_fields(rules: Rules, query: Tensor) -> dict[str, Any]:
+    """The fields of csrc/rules.h."""
+    strength = rules.strength
+    if isinstance(strength, Tensor):
+        strength = float(strength.to(compute_dtype(query.dtype)))
+    return {
+        "scale": rules.scale_of(query),
+        "softcap": rules.softcap or 0.0,
+        "window": rules.window or 0,
+        "strength": strength,
+        **(rules.selection or Selection()).switches,
+    }
+
+
+def dense_rows(x: Tensor) -> Tensor:
+    """The tensor itself, if the features of a row lie side by side; else a copy."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def call_library(function: str, *args: Any, who: str, smaller: str) -> None:
+    """Call a function of the library; one line, which says what to make smaller, where memory runs out."""
+    library = native.library()
+    assert library is not None
+    if getattr(library, function)(*args):
+        raise SelattnError(f"{who} needs more memory than there is: use a smaller batch or {smaller}")
