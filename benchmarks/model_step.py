@@ -19,7 +19,7 @@ from rich.table import Table
 from zoo_attention import document
 
 from selattn import SelectiveConfig, SelectiveForCausalLM
-from selattn.data.tokenizer import MODEL_FILE, Tokenizer
+from selattn.data import read_tokenizer
 from selattn.models.loading import find_folder
 from selattn.utils import records
 from selattn.utils.timing import seconds
@@ -66,7 +66,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     if args.model is None:
         ids = torch.randint(models["standard"].config.vocab_size, (args.batch, args.context))
     else:
-        tokenizer = Tokenizer(find_folder(args.model) / MODEL_FILE)
+        tokenizer = read_tokenizer(find_folder(args.model))
         ids = torch.tensor([document(tokenizer, args.source, args.context)]).expand(args.batch, -1)
     rows: list[dict[str, object]] = []
     for what in (FORWARD, BOTH, WHOLE):

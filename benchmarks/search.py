@@ -18,7 +18,6 @@ from rich.table import Table
 
 from selattn.data import Reading
 from selattn.evaluation import make_batches
-from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Step, Trials, Until, chosen, first_step, steps
@@ -92,7 +91,7 @@ def main() -> None:
     model = loaded.model
     context = args.context or loaded.description.context
     text = Text(args.data, layout=args.layout, seed=args.seed, reading=Reading())
-    batches = make_batches(text.rows(tokenizer_of(loaded), context).take(args.rows), args.batch)
+    batches = make_batches(text.rows(loaded.tokenizer, context).take(args.rows), args.batch)
     began = time.perf_counter()
     modes = {name: Procedure(context, args.step, lazy=name == "lazy") for name in ("lazy", "exact")}
     paths = {name: walk(model, batches, procedure, name) for name, procedure in modes.items()}

@@ -24,9 +24,9 @@ from selattn.data import Reading, Tokenizer, documents
 from selattn.data.llama2c import sentencepiece_from_llama2c
 from selattn.data.rows import DocumentRows
 from selattn.data.store import build_store
-from selattn.data.tokenizer import MODEL_FILE
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.models import SelectiveForCausalLM, from_llama2c
+from selattn.models.sentencepiece import from_sentencepiece
 from selattn.utils import records
 
 QUOTES = {"â€œ": "“", "â€™": "’", "â€˜": "‘", "â€”": "—", "â€“": "–", "â€": "”"}  # UTF-8 that was read as Windows-1252
@@ -81,9 +81,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", default="results/stories.json")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as made:
-        (Path(made) / MODEL_FILE).write_bytes(sentencepiece_from_llama2c(args.checkpoints / "tok512.bin"))
-        tokenizer = Tokenizer(made)
+    pieces = args.checkpoints / "tok512.bin"
+    tokenizer = Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(pieces), str(pieces)))
     model = from_llama2c(args.checkpoints / "stories260K.bin")
     paragraphs, stories = (
         list(documents(args.text, "validation", Reading(separator=separator, validation=1.0)))

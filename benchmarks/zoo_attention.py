@@ -19,8 +19,8 @@ from torch import Tensor
 from selattn import SelectiveForCausalLM
 from selattn.cli import _bench
 from selattn.cli._bench import RIVAL
+from selattn.data import Tokenizer, read_tokenizer
 from selattn.data.text import documents
-from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.models.loading import find_folder
 from selattn.ops import selective_attention
 from selattn.ops.backends import dispatch
@@ -89,7 +89,7 @@ def main() -> None:
     path = find_folder(args.model)
     model = SelectiveForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     n = args.n or model.config.max_position_embeddings
-    layers = captured(model, document(Tokenizer(path / MODEL_FILE), args.source, n), args.seed)
+    layers = captured(model, document(read_tokenizer(path), args.source, n), args.seed)
     for tensors in layers:
         _bench.check("cpu", tensors)
     rows = measure(layers, args.repeats)

@@ -53,3 +53,28 @@ def test_a_whole_training_step_has_an_optimizer(tmp_path):
     for row in rows:
         assert row["ratio"] == pytest.approx(row["selective"] / row["standard"])
         assert row["low"] <= row["high"]
+
+
+def test_what_another_tokenizer_splits_differently_is_counted(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"The city number {i} is unrelated to barrels." for i in range(40)))
+    rows = run("splitting.py", tmp_path, *["zoo:memory", "zoo:standard", "--validation", "0.5", "--data"], text)["rows"]
+    assert [(row["models"], row["split"]) for row in rows] == [
+        (["zoo:memory", "zoo:standard"], "train"),
+        (["zoo:memory", "zoo:standard"], "validation"),
+    ]
+    assert sum(row["documents"] for row in rows) == 40
+    assert all(row["documents_that_differ"] == row["places"] == 0 for row in rows)  # short ones never do
+
+
+def test_places_are_where_two_ways_to_split_a_text_part():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from splitting import places
+    finally:
+        sys.path.pop(0)
+    sizes = [1, 1, 2, 3]  # a, b, ab, abb
+    assert places([0, 1, 2, 3], [0, 1, 2, 3], sizes) == 0
+    assert places([2, 3, 0], [0, 1, 3, 0], sizes) == 1
+    assert places([2, 0, 0, 3], [0, 1, 0, 0, 2, 1], sizes) == 2
+    assert places([3, 3], [2, 1, 0, 1, 1], sizes) == 2

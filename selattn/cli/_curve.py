@@ -104,9 +104,8 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
 
 def check_vocabularies(models: Sequence[Loaded]) -> None:
     """Losses can be compared only over the same tokens."""
-    from selattn.evaluation.subjects import tokenizer_of
 
-    if len({tokenizer_of(model).fingerprint for model in models}) > 1:
+    if len({model.tokenizer.fingerprint for model in models}) > 1:
         raise SelattnError("these models have different vocabularies: their losses cannot be compared")
 
 
@@ -114,9 +113,8 @@ def make_texts(args: argparse.Namespace, model: Loaded, context: int, team: Team
     """The rows that all curves are measured on, and what they depend on."""
     from selattn.cli._parts import text_key
     from selattn.evaluation import make_batches
-    from selattn.evaluation.subjects import tokenizer_of
 
-    tokenizer, texts = tokenizer_of(model), texts_of(args)
+    tokenizer, texts = model.tokenizer, texts_of(args)
     rows = {name: text.rows(tokenizer, context, progress=team.leads) for name, text in texts.items()}
     skip = skipped(args)
     read = {name: text_key(text, rows[name], args.rows, skip) for name, text in texts.items()}

@@ -81,7 +81,7 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
     """Everything that was asked for about one model, and what it depends on."""
     from selattn.cli._parts import text_key
     from selattn.evaluation.kv_size import kv_size
-    from selattn.evaluation.subjects import check_context, tokenizer_of
+    from selattn.evaluation.subjects import check_context
     from selattn.models.summary import parameters_by_part
     from selattn.utils.inputs import digest
 
@@ -106,7 +106,7 @@ def make_plan(args: argparse.Namespace, subject: Subject, files: Mapping[str, Pa
     texts: dict[str, tuple[TextRows, Key]] = {}
     tasks: dict[str, Key] = {}
     if args.data or files:
-        tokenizer = tokenizer_of(loaded)  # says in one line if there is none, or another model's
+        tokenizer = loaded.tokenizer  # says in one line if there is none, or another model's
     for name, text in texts_of(args).items():
         rows = text.rows(tokenizer, context, progress=team.leads)
         chosen = {"context": context, "rows": args.rows, "skip": args.skip, "batch": args.batch}
@@ -191,7 +191,9 @@ def task_results(
     @functools.cache
     def scorer() -> Any:
         subject = plan.subject
-        return make_scorer(subject.loaded.model, subject.loaded.tokenizer, args.batch, subject.budgets, subject.policy)
+        return make_scorer(
+            subject.loaded.model, subject.loaded.tokenizer.hf, args.batch, subject.budgets, subject.policy
+        )
 
     def measure(name: str) -> dict[str, Any]:
         asked = scorer()  # first: a model that cannot be read is one line

@@ -28,18 +28,16 @@ def run(args: argparse.Namespace) -> int:
 
     from transformers.utils import logging
 
-    from selattn.data import Tokenizer
     from selattn.data.llama2c import sentencepiece_from_llama2c
-    from selattn.data.tokenizer import MODEL_FILE
     from selattn.models import from_llama2c
+    from selattn.models.sentencepiece import from_sentencepiece
+    from selattn.models.tokenizer import Tokenizer
     from selattn.utils.folders import folders_for, make_folder
 
     logging.disable_progress_bar()
-    tokens = sentencepiece_from_llama2c(pieces)
+    tokenizer = Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(pieces), str(pieces)))
 
     def fill(part: Path) -> None:
-        (part / MODEL_FILE).write_bytes(tokens)
-        tokenizer = Tokenizer(part)
         model = from_llama2c(checkpoint, args.attention, pad_token_id=tokenizer.pad_id)
         if model.config.vocab_size != tokenizer.vocab_size:
             raise SelattnError(

@@ -36,7 +36,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--vocab", type=_options.whole(1, 2**31 - 1), metavar="N", help="tokens to train (default: 8000)"
     )
     build.add_argument(
-        "--tokenizer", type=_options.path, metavar="FILE", help="use this SentencePiece model, train none"
+        "--tokenizer",
+        type=_options.path,
+        metavar="PATH",
+        help="use this one, train none: a model's folder, or a SentencePiece model",
     )
     build.add_argument("--split", nargs="+", default=["train", "validation"], help="default: train validation")
     build.add_argument(
@@ -121,7 +124,7 @@ def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> N
     """A tokenizer, if none is given, and a store for each split."""
     from rich.table import Table
 
-    from selattn.data import Tokenizer, TokenStore, build_corpus, store_for, tokenizer_for
+    from selattn.data import TokenStore, build_corpus, read_tokenizer, store_for, tokenizer_for
     from selattn.utils.folders import folders_for
 
     if args.out:
@@ -130,7 +133,7 @@ def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> N
         raise SelattnError(f"--split names a split twice: {' '.join(args.split)}")
     if args.tokenizer:
         _options.refuse(args, ["vocab"], "--tokenizer has its own vocabulary")
-        tokenizer = Tokenizer(args.tokenizer)
+        tokenizer = read_tokenizer(args.tokenizer)
     else:
         tokenizer = tokenizer_for(args.source, args.vocab or VOCABULARY, reading, progress=True)
     how: dict[str, Any] = {"reading": reading, "threads": args.threads, "progress": True}

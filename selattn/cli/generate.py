@@ -119,7 +119,7 @@ def read_prompt(args: argparse.Namespace, loaded: Loaded) -> tuple[Any, Tensor]:
         return None, torch.tensor([[int(word) for word in words]])
     if not loaded.reads_text:
         raise SelattnError(f"{loaded.folder} has no tokenizer: give the prompt as token ids with --ids")
-    tokenizer = loaded.tokenizer
+    tokenizer = loaded.tokenizer.hf
     ids = tokenizer(read_text(args.prompt), return_tensors="pt").input_ids
     if ids.shape[1] == 0:
         raise SelattnError("the prompt is empty: give at least one token")

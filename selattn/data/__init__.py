@@ -9,7 +9,7 @@ from selattn.data.rows import DocumentRows, PackedRows, Shuffled, check_vocabula
 from selattn.data.store import TokenStore, build_store
 from selattn.data.synthetic import TASKS, Copy, Parity, Task, VariableAssignment, make_task
 from selattn.data.text import Reading, documents
-from selattn.data.tokenizer import Tokenizer
+from selattn.models.tokenizer import Tokenizer, read_tokenizer
 
 __all__ = [
     "TASKS",
@@ -28,6 +28,7 @@ __all__ = [
     "check_vocabulary",
     "documents",
     "make_task",
+    "read_tokenizer",
     "store_for",
     "tokenizer_for",
 ]

@@ -12,8 +12,9 @@ from typing import Any
 
 from selattn.data.store import VERSION, TokenStore, build_store, open_store
 from selattn.data.text import Reading, division, documents, identity, name_of
-from selattn.data.tokenizer import MODEL_FILE, Tokenizer, train_model
+from selattn.data.vocabulary import train_vocabulary
 from selattn.errors import SelattnError
+from selattn.models.tokenizer import PIECES, Tokenizer, read_tokenizer
 from selattn.utils.folders import cache_folder, make_folder
 from selattn.utils.progress import ProgressLine
 
@@ -35,11 +36,11 @@ def tokenizer_for(
     def fill(part: Path) -> None:
         title = f"training a tokenizer of {vocab_size:,} tokens on {label(source, 'train')}"
         with ProgressLine(title, shown=progress):
-            (part / MODEL_FILE).write_bytes(train_model(documents(source, "train", reading), vocab_size))
+            (part / PIECES).write_bytes(train_vocabulary(documents(source, "train", reading), vocab_size))
 
     make_folder(path, fill)
     try:
-        return Tokenizer(path)
+        return read_tokenizer(path)
     except SelattnError as error:
         raise SelattnError(f"{path} is damaged: {error}; delete that folder, and it is trained again") from None
 

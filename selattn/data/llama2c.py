@@ -23,7 +23,7 @@ _SPECIAL = ("<unk>", "<s>", "</s>")
 
 
 def sentencepiece_from_llama2c(path: str | Path) -> bytes:
-    """The model file, for `selattn.data.Tokenizer`: <BOS> and <EOS> are <s>, padding is </s>."""
+    """The model file, for `selattn.models.sentencepiece`: <BOS> and <EOS> are <s>, padding is </s>."""
     path = Path(path)
     model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
     for number, (piece, score) in enumerate(_read(path)):

@@ -11,8 +11,6 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from selattn.data.rows import check_vocabulary
-from selattn.data.tokenizer import MODEL_FILE, Tokenizer
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets, import_policy
 from selattn.models.loading import Loaded, load
@@ -101,14 +99,3 @@ def check_context(name: str, model: Description, context: int) -> None:
     most = model.longest
     if most is not None and context > most:
         raise SelattnError(f"{name} has {most} learned positions: --context can be at most {most}, not {context}")
-
-
-def tokenizer_of(loaded: Loaded) -> Tokenizer:
-    """The tokenizer that lies beside a model's weights."""
-    if not (loaded.folder / MODEL_FILE).is_file():
-        raise SelattnError(
-            f"{loaded.folder} has no {MODEL_FILE}: text can only be read with the tokenizer of the model"
-        )
-    tokenizer = Tokenizer(loaded.folder)
-    check_vocabulary(tokenizer, loaded.description)
-    return tokenizer

@@ -17,7 +17,7 @@ from selattn.models.heads import (
     SelectiveForSequenceClassification,
     SelectiveForTokenClassification,
 )
-from selattn.models.tokenizer import SelectiveTokenizer
+from selattn.models.selective_tokenizer import SelectiveTokenizer
 from selattn.models.zoo import from_zoo
 
 # Each class, its `Auto` class, and the table of names that the trainer (label smoothing: are labels to be shifted?) and

@@ -19,18 +19,18 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig
 
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
 from selattn.models.seam import Description, LanguageModel
-from selattn.models.tokenizer import load_tokenizer
+from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
 from selattn.utils.inputs import digest, read_json
 
 TRAINING = "training_record.json"  # beside a trained model
-TOKENIZERS = ("tokenizer.json", "tokenizer_config.json")  # a folder with one of these reads text
+_ROUNDED = 128  # a vocabulary may be rounded up to a multiple of this
 
 
 class Format(Protocol):
@@ -57,7 +57,7 @@ class Format(Protocol):
     def has_tokenizer(self, folder: Path) -> bool:
         """Whether there is a tokenizer in the folder."""
 
-    def tokenizer(self, folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
+    def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
         """The tokenizer, which must fit so large a vocabulary."""
 
     def files(self, folder: Path) -> list[Path]:
@@ -93,11 +93,17 @@ class OwnFormat:
 
     def has_tokenizer(self, folder: Path) -> bool:
         """Whether one lies beside the weights."""
-        return any((folder / file).is_file() for file in TOKENIZERS)
+        return has_tokenizer(folder)
 
-    def tokenizer(self, folder: Path, vocab_size: int) -> PreTrainedTokenizerBase:
-        """What lies beside the weights."""
-        return load_tokenizer(folder, vocab_size)
+    def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
+        """What lies beside the weights; one with far fewer tokens than the model is that of another."""
+        found = read_tokenizer(folder)
+        if not found.vocab_size <= vocab_size <= -(-found.vocab_size // _ROUNDED) * _ROUNDED:
+            raise SelattnError(
+                f"the tokenizer in {folder} has {found.vocab_size} tokens, and its model knows {vocab_size}: "
+                "put the one there that the model was trained with"
+            )
+        return found
 
     def files(self, folder: Path) -> list[Path]:
         """The weights, then the config."""
@@ -143,7 +149,7 @@ class Loaded:
         return model.to(self.device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
     @functools.cached_property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """The model's own; one line if it has none."""
         if not self.reads_text:
             raise SelattnError(f"{self.folder} has no tokenizer: text can only be read with the tokenizer of the model")

@@ -1,47 +1,152 @@
-"""The tokenizer of transformers that is saved beside a model: it knows where a text begins."""
+"""The one tokenizer at run time: a model's own, of transformers. Training, evaluation, search and pictures use it.
+
+It lies beside the weights as `tokenizer.json`. Folders of older versions may have a SentencePiece model in its place;
+that is converted when it is read.
+"""
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 from selattn.utils.inputs import first_line
 
+FILES = ("tokenizer.json", "tokenizer_config.json")  # a folder with one of these has a tokenizer of transformers
+PIECES = "tokenizer.model"  # SentencePiece's
+_PARALLEL = "TOKENIZERS_PARALLELISM"
 
-class SelectiveTokenizer(PreTrainedTokenizerFast):
-    """A tokenizer that puts a blank before a text, and takes it away again from whole texts only.
 
-    SentencePiece treats the first word as any other, as if a blank stood before it. What comes back for ids must not
-    have that blank if they begin a text; but if they continue one, the blank is the one between the two, and
-    `pipeline("text-generation")`, which decodes the continuation alone, would lose it. A text begins with <BOS>.
+class Tokenizer:
+    """A tokenizer of transformers, as those use it who read text for a language model.
 
-    Without selattn, `AutoTokenizer` reads the same files as a tokenizer that never takes the blank away.
-
-    Whether there is such a blank is told by `blank_before_text` in the files. It is not an argument of an `__init__`
-    here, because of a class with one of its own transformers reads the vocabulary from the files and nothing else.
+    Attributes:
+        hf: the tokenizer of transformers.
+        path: where it was read; None if it has just been made.
+        vocab_size: number of ids, added ones included.
+        bos_id: what every text begins with. A tokenizer without <BOS>, such as GPT-2's, has <EOS> there.
+        eos_id: what ends a text.
+        pad_id: what rows are filled up with.
     """
 
-    def _decode(self, token_ids: int | list[int], skip_special_tokens: bool = False, *args: Any, **kwargs: Any) -> str:
-        text: str = super()._decode(token_ids, skip_special_tokens, *args, **kwargs)
-        # With <BOS> in the text, the blank stands behind it.
-        whole = skip_special_tokens and self.init_kwargs.get("blank_before_text") and self._begins(token_ids)
-        return text.removeprefix(" ") if whole else text
+    def __init__(self, hf: PreTrainedTokenizerBase, path: Path | None = None) -> None:
+        self.hf, self.path, self.vocab_size = hf, path, len(hf)
+        bos, eos, pad = hf.bos_token_id, hf.eos_token_id, hf.pad_token_id
+        if bos is None and eos is None:
+            raise SelattnError(f"the tokenizer {path or type(hf).__name__} has neither <BOS> nor <EOS>: give it one")
+        self.bos_id: int = eos if bos is None else bos
+        self.eos_id: int = bos if eos is None else eos
+        self.pad_id: int = self.eos_id if pad is None else pad
 
-    def _begins(self, token_ids: int | list[int]) -> bool:
-        """Whether the first token that is no padding is <BOS>."""
-        ids = [token_ids] if isinstance(token_ids, int) else token_ids
-        return next((token for token in ids if token != self.pad_token_id), None) == self.bos_token_id
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Two tokenizers with the same fingerprint split every text in the same way."""
+        if isinstance(self.hf, PreTrainedTokenizerFast):
+            found = json.loads(self.hf.backend_tokenizer.to_str())
+            found = {name: value for name, value in found.items() if name not in ("truncation", "padding")}
+        else:
+            found = {"class": type(self.hf).__name__, "vocabulary": self.hf.get_vocab()}
+        found |= {"special": [self.bos_id, self.eos_id, self.pad_id, bool(self.hf.split_special_tokens)]}
+        return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without <BOS> and <EOS>."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """The ids of each text, without <BOS> and <EOS>."""
+        size = max(1, -(-len(texts) // threads))
+        parts = [list(texts[start : start + size]) for start in range(0, len(texts), size)]
+        with _alone():
+            if len(parts) < 2:
+                return [ids for part in parts for ids in self._encode(part)]
+            with ThreadPoolExecutor(len(parts)) as pool:
+                return [ids for part in pool.map(self._encode, parts) for ids in part]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        found = self.hf(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        ids: list[list[int]] = found["input_ids"]
+        return ids
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids that begin one; special tokens have none."""
+        return str(self.hf.decode([self.bos_id, *map(int, ids)], skip_special_tokens=True))
+
+    def split(self, text: str) -> tuple[list[int], list[str]]:
+        """The ids of a text, <BOS> in front, and the part of it that each stands for.
+
+        Put together the parts are the text, but for the first, which is what <BOS> is called. Of the several tokens
+        that a character can have, the first has the character and the others have nothing.
+        """
+        name = str(self.hf.convert_ids_to_tokens(self.bos_id))
+        if not self.hf.is_fast:
+            ids = self.encode(text)
+            return [self.bos_id, *ids], [name, *(str(self.hf.decode([i])) for i in ids)]
+        found = self.hf(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        parts, end = [], 0
+        for _, stop in found["offset_mapping"]:
+            parts.append(text[end:stop])
+            end = max(end, stop)
+        if parts:
+            parts[-1] += text[end:]  # blanks at the end, which some tokenizers leave out
+        return [self.bos_id, *found["input_ids"]], [name, *parts]
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Put it beside a model's weights, for `read_tokenizer` and `AutoTokenizer.from_pretrained`."""
+        self.hf.save_pretrained(folder)
 
 
-def load_tokenizer(folder: Path, vocabulary: int) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model's weights, whatever its kind; one line if it cannot be read or does not fit."""
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a tokenizer lies in a folder; it is not read."""
+    return any((folder / name).is_file() for name in (*FILES, PIECES))
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a model's folder; or a `tokenizer.json` or a SentencePiece model by itself."""
+    path = Path(path)
+    try:
+        if path.is_dir() and any((path / name).is_file() for name in FILES):
+            return Tokenizer(_from_folder(path), path)
+        if path.is_dir() and not has_tokenizer(path):
+            raise SelattnError(f"there is no tokenizer in {path}: no {FILES[0]}, and no {PIECES}")
+        file = path / PIECES if path.is_dir() else path
+        content = file.read_bytes()
+    except OSError as error:
+        name = shortened(error.filename or path)
+        raise SelattnError(f"cannot read the tokenizer {name}: {error.strerror or error}") from None
+    if file.suffix == ".json":
+        return Tokenizer(_from_folder(file.parent), file)
+    from selattn.models.sentencepiece import from_sentencepiece
+
+    return Tokenizer(from_sentencepiece(content, str(file)), file)
+
+
+def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     try:
         found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
     except Exception as error:  # the library behind it raises nothing more special
         raise SelattnError(f"cannot read the tokenizer in {folder}: {first_line(error)}") from error
-    if len(found) > vocabulary:
-        raise SelattnError(f"the tokenizer in {folder} has {len(found)} tokens, and its model knows {vocabulary}")
     return found
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Without the library's own threads, unless the user has chosen them: it warns of every fork after it has used any,
+    and the workers of a data loader are forked.
+    """
+    if _PARALLEL in os.environ:
+        yield
+        return
+    os.environ[_PARALLEL] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop(_PARALLEL, None)

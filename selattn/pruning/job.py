@@ -14,7 +14,7 @@ from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.subjects import BUDGETS, check_context, tokenizer_of
+from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.eviction import Budgets
 from selattn.models.loading import Loaded, load
@@ -99,7 +99,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
     loaded, context = load(job.model), job.procedure.context
     check_context(job.model, loaded.description, context)
     job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
-    tokenizer = tokenizer_of(loaded)
+    tokenizer = loaded.tokenizer
     other = None if job.until.baseline is None else load(job.until.baseline)
     if other is not None:
         _check_baseline(other, loaded, context)
@@ -195,7 +195,7 @@ def _settings(job: Job, loaded: Loaded, rows: TextRows) -> dict[str, Any]:
 def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:
     """Losses can be compared only over the same tokens."""
     check_context(other.name, other.description, context)
-    theirs, ours = tokenizer_of(other), tokenizer_of(loaded)
+    theirs, ours = other.tokenizer, loaded.tokenizer
     if theirs.fingerprint != ours.fingerprint:
         raise SelattnError(
             f"the baseline {other.name} has another vocabulary ({theirs.vocab_size} tokens) than {loaded.folder} "

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
 from selattn.models.seam import WatchedModel
@@ -97,7 +96,7 @@ def mean_f(
     loaded = load(model)
     size = min(limit or loaded.description.context, loaded.description.context)
     found = []
-    for row in text.rows(tokenizer_of(loaded), size).take():
+    for row in text.rows(loaded.tokenizer, size).take():
         if "attention_mask" not in row or bool(row["attention_mask"].all()):
             found.append(row["input_ids"])
         if len(found) == rows:

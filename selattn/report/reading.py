@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from selattn.data.synthetic import TASKS, Task, make_task
-from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
-from selattn.evaluation.subjects import tokenizer_of
 from selattn.models.loading import TRAINING, Loaded
+from selattn.models.tokenizer import Tokenizer
 from selattn.report.examples import PAPER
 from selattn.utils.records import read_record
 
 SAMPLE = "sample"  # instead of a text: a sample of the task that a model was trained on
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class Words(NamedTuple):
@@ -47,7 +43,7 @@ class Reader:
         self.tokenizer: Tokenizer | None = None
         self.task: Task | None = None
         if loaded.reads_text:
-            self.tokenizer = tokenizer_of(loaded)
+            self.tokenizer = loaded.tokenizer
         else:
             self.task = _task_of(loaded.folder)
 
@@ -60,10 +56,7 @@ class Reader:
             raise SelattnError("'sample' is for models of a synthetic task; give this one a text")
         if not text.strip():
             raise SelattnError("the text is empty: give at least one word")
-        ids = [self.tokenizer.bos_id, *self.tokenizer.encode(text)]
-        special = {self.tokenizer.pad_id, self.tokenizer.eos_id, self.tokenizer.bos_id}
-        pieces = self.tokenizer.tokens(ids)
-        return Words(ids, as_written(pieces, [i in special for i in ids]))
+        return Words(*self.tokenizer.split(text))
 
     def _read_task(self, task: Task, text: str, seed: int) -> Words:
         names = task.tokens
@@ -83,39 +76,6 @@ class Reader:
             if names[0].startswith("<") and ids[0] != 0:
                 ids = [0, *ids]
         return Words(ids, [names[i] if place == 0 else f" {names[i]}" for place, i in enumerate(ids)])
-
-
-def as_written(pieces: Sequence[str], special: Sequence[bool]) -> list[str]:
-    """SentencePiece's pieces as people write them: blanks for its marks, and characters for their bytes.
-
-    The bytes of a character are several tokens: the first has the character, the others have nothing.
-    """
-    found = [piece if known else piece.replace("▁", " ") for piece, known in zip(pieces, special, strict=True)]
-    matched = [None if known else _BYTE.fullmatch(piece) for piece, known in zip(pieces, special, strict=True)]
-    at = 0
-    while at < len(pieces):
-        if matched[at] is None:
-            at += 1
-            continue
-        values = []
-        for match in matched[at : at + 4]:
-            if match is None:
-                break
-            values.append(int(match[1], 16))
-        taken, character = _character(bytes(values))
-        found[at : at + taken] = [character, *[""] * (taken - 1)]
-        at += taken
-    return found
-
-
-def _character(raw: bytes) -> tuple[int, str]:
-    """How many of the bytes are one character, and that; a byte that begins none is shown as its number."""
-    for size in range(1, len(raw) + 1):
-        try:
-            return size, raw[:size].decode("utf-8")
-        except UnicodeDecodeError:
-            continue
-    return 1, f"<{raw[0]:02X}>"
 
 
 def _task_of(folder: Path) -> Task:

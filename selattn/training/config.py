@@ -43,8 +43,8 @@ class Text:
         separator: what stands between the documents of a `.txt` file, see `selattn.data.text.Reading`.
         limit: read at most so many documents.
         validation: the share of documents that is held out, where the source has no validation part of its own.
-        tokenizer: a SentencePiece model; None trains one on the training documents, or with `start.model` takes the
-            model's own.
+        tokenizer: a folder with a tokenizer, or a SentencePiece model; None trains one on the training documents, or
+            with `start.model` takes the model's own.
         vocabulary: tokens of a trained tokenizer; a given one must have as many.
         layout: "documents" is the paper's, one document in each row, cut or padded; "packed" fills the rows.
         context: tokens in a row.

@@ -15,6 +15,7 @@ from selattn.data import (
     Task,
     Tokenizer,
     VariableAssignment,
+    read_tokenizer,
     store_for,
     tokenizer_for,
 )
@@ -46,10 +47,10 @@ class Data:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepare(run: RunConfig, tokenizer: str | None = None, progress: bool = False) -> Data:
+def prepare(run: RunConfig, tokenizer: Tokenizer | None = None, progress: bool = False) -> Data:
     """The data of a run. `tokenizer` is what text is read with if the run names none."""
     if isinstance(run.data, Text):
-        return _text(run, run.data, run.data.tokenizer or tokenizer, progress)
+        return _text(run, run.data, tokenizer, progress)
     return _task(run, run.data)
 
 
@@ -62,27 +63,27 @@ def _task(run: RunConfig, task: Task) -> Data:
     return Data(task.dataset(run.seed, _samples(run)), validation, task=task)
 
 
-def _text(run: RunConfig, text: Text, tokenizer: str | None, progress: bool) -> Data:
+def _text(run: RunConfig, text: Text, tokenizer: Tokenizer | None, progress: bool) -> Data:
     """Token stores, made at the first time; each pass over the rows has an order of its own."""
     reading = text.reading()
-    if tokenizer is None:
-        pieces = tokenizer_for(text.source, text.vocabulary, reading, progress=progress)
-    else:
-        pieces = Tokenizer(tokenizer)
-    if text.tokenizer is not None and pieces.vocab_size != text.vocabulary:
+    if text.tokenizer is not None:
+        tokenizer = read_tokenizer(text.tokenizer)
+    elif tokenizer is None:
+        tokenizer = tokenizer_for(text.source, text.vocabulary, reading, progress=progress)
+    if text.tokenizer is not None and tokenizer.vocab_size != text.vocabulary:
         raise SelattnError(
-            f"{text.tokenizer} has {pieces.vocab_size} tokens and data.vocabulary is {text.vocabulary}: "
-            f"set data.vocabulary={pieces.vocab_size}"
+            f"{text.tokenizer} has {tokenizer.vocab_size} tokens and data.vocabulary is {text.vocabulary}: "
+            f"set data.vocabulary={tokenizer.vocab_size}"
         )
     layout = DocumentRows if text.layout == "documents" else PackedRows
     stores = {
-        split: store_for(text.source, pieces, split, reading, progress=progress) for split in ("train", "validation")
+        split: store_for(text.source, tokenizer, split, reading, progress=progress) for split in ("train", "validation")
     }
     train, validation = (layout(store, text.context) for store in stores.values())
     return Data(
         Shuffled(train, run.seed, _samples(run)),
         {"validation": validation},
-        tokenizer=pieces,
+        tokenizer=tokenizer,
         checksums={split: store.checksum for split, store in stores.items()},
     )
 

@@ -16,10 +16,10 @@ import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from selattn.data.tokenizer import MODEL_FILE
 from selattn.errors import FULL, CannotWriteError, SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.models.loading import load
+from selattn.models.tokenizer import Tokenizer
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.arguments import training_arguments
@@ -146,12 +146,10 @@ def _by_one(folder: Path, act: Callable[[], _T]) -> _T:
     return Team().by_one(one_line)
 
 
-def _tokenizer_of(run: RunConfig) -> str | None:
+def _tokenizer_of(run: RunConfig) -> Tokenizer | None:
     """The tokenizer of the model that is fine-tuned, if it has one."""
-    if run.start.model is None:
-        return None
-    path = load(run.start.model).folder / MODEL_FILE
-    return str(path) if path.is_file() else None
+    found = None if run.start.model is None else load(run.start.model)
+    return found.tokenizer if found is not None and found.reads_text else None
 
 
 def _tensorboard(folder: Path, start: int | None) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.loading import load
+from selattn.models.tokenizer import Tokenizer
 from selattn.models.weights import load_whole
 from selattn.training.config import ARCHITECTURE, RunConfig, Text
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from selattn.data.tokenizer import MODEL_FILE
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import checkpoints, folder
@@ -303,7 +302,7 @@ class _Keeper(TrainerCallback):
             (checkpoint / checkpoints.PROGRESS).write_text(json.dumps(progress))
             trainer.note_changes(checkpoint, state.global_step)
             if trainer.data.tokenizer is not None:  # so that a checkpoint can be used as a model
-                (checkpoint / MODEL_FILE).write_bytes(trainer.data.tokenizer.model_bytes())
+                trainer.data.tokenizer.save_pretrained(checkpoint)
         trainer.accelerator.wait_for_everyone()  # every device has written its own state
         if state.is_world_process_zero:
             if (log := trainer.folder / folder.LOG).exists():

@@ -177,7 +177,7 @@ _TABLE = {
         (f"prune '' {TEXT} --until floor", "the name of a model is empty"),
         (f"prune damaged {TEXT} --report-rows 5 --out new --until floor", "cannot read the weights in damaged"),
         (f"prune damaged {TEXT} --report-rows 5 --out deep/new --until floor", "cannot read the weights in damaged"),
-        (f"prune untold {TEXT} --out new --until floor", "untold has no tokenizer.model"),
+        (f"prune untold {TEXT} --out new --until floor", "untold has no tokenizer: text can only be read with"),
         (f"{PRUNE} --until factor=99", "a factor of 99 cannot be reached: with 4 tokens it is 8"),
         (f"{PRUNE} --until tokens=3", "3 tokens in all cannot be reached"),
         (f"{PRUNE} --until loss=0.1", "a loss of at most 0.1000 cannot be reached"),
@@ -272,7 +272,7 @@ _TABLE = {
         ("eval model --tasks piqa --data-dir questions --limit 0", "--limit must be at least 1"),
         ("eval garbled --tasks piqa --data-dir questions", "cannot read the tokenizer in garbled"),
         ("eval damaged --tasks piqa --data-dir questions", "cannot read the weights in damaged"),
-        ("eval untold --tasks piqa --data-dir questions", "untold has no tokenizer.model"),
+        ("eval untold --tasks piqa --data-dir questions", "untold has no tokenizer: text can only be read with"),
     ],
     "eval --curve": [
         ("eval model --curve --speed", "--curve measures the loss on --data, and nothing else"),

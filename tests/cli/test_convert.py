@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from selattn.cli.main import main
-from selattn.data import DocumentRows, Tokenizer
+from selattn.data import DocumentRows, read_tokenizer
 from selattn.data.store import build_store
 from selattn.models import SelectiveForCausalLM
 
@@ -91,7 +91,7 @@ def test_the_tokens_are_the_same(tmp_path):
     """SentencePiece, transformers' tokenizer, and llama2.c's own rule: join the pair that scores highest."""
     write_checkpoint(tmp_path / "model.bin", write_tokenizer(tmp_path / "tok.bin"))
     main(["convert", str(tmp_path), str(tmp_path / "out")])
-    ours, theirs = Tokenizer(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours, theirs = read_tokenizer(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     ids = {piece: 259 + rank for rank, piece in enumerate(PIECES)}
     rng = np.random.default_rng(0)
     drawn = ("".join(rng.choice(list(" theac"), 30)) for _ in range(20))
@@ -113,7 +113,7 @@ def test_a_document_ends_where_the_next_would_begin(tmp_path):
     """llama2.c knows no </s>: in training and in its programs <s> ends a text, for tokenizers, rows and generation."""
     write_checkpoint(tmp_path / "model.bin", write_tokenizer(tmp_path / "tok.bin"))
     main(["convert", str(tmp_path), str(tmp_path / "out")])
-    ours, theirs = Tokenizer(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours, theirs = read_tokenizer(tmp_path / "out"), AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (ours.bos_id, ours.eos_id, ours.pad_id) == (1, 1, 2)
     assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (1, 1, 2)
     store = build_store(tmp_path / "store", ["the cat", "a"], ours)

@@ -8,7 +8,7 @@ import pytest
 from selattn.cli.main import main
 from selattn.data import Reading
 from selattn.evaluation import log_perplexity, make_batches
-from selattn.evaluation.subjects import Subject, tokenizer_of
+from selattn.evaluation.subjects import Subject
 from selattn.evaluation.text import Text
 from selattn.eviction import Budgets
 from selattn.models.loading import load
@@ -41,7 +41,7 @@ def _own_cache(here, monkeypatch):
 def loss(model, rows=6, skip=0, text="text.txt"):
     subject = Subject.parse(model)
     source = Text(text, reading=Reading(validation=0.9))
-    chosen = source.rows(tokenizer_of(subject.loaded), 64).take(rows, skip)
+    chosen = source.rows(subject.loaded.tokenizer, 64).take(rows, skip)
     return log_perplexity(subject.loaded.model, make_batches(chosen, 8), subject.budgets, subject.policy)
 
 
@@ -121,7 +121,7 @@ def test_what_a_search_has_seen_is_left_out(search):
     assert main(["eval", "model", *data[:-2], "--skip", out, "--record", f"{out}.json"]) == 0
     record = json.loads(Path(f"{out}.json").read_text())
     assert record["settings"]["skip"] == out
-    every = Text("text.txt", reading=Reading(validation=0.9)).rows(tokenizer_of(load("model")), 64)
+    every = Text("text.txt", reading=Reading(validation=0.9)).rows(load("model").tokenizer, 64)
     seen = read_searched(Path(out))
     assert record["models"][0]["text"]["text.txt"]["rows"] == len(every.take(None, seen)) < len(every)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from selattn.cli.main import main
-from selattn.evaluation import subjects
 from selattn.eviction import Budgets
 from selattn.models import SelectiveForCausalLM
 from selattn.models.loading import load
@@ -75,7 +74,7 @@ def test_the_report_is_of_other_rows(whole, here):
     from selattn.evaluation.text import Text
 
     text = Text(str(here / "text.txt"), reading=Reading(validation=0.8))
-    rows = text.rows(subjects.tokenizer_of(load(here / "model")), 32)
+    rows = text.rows(load(here / "model").tokenizer, 32)
     searched, reported = rows.take(6), rows.take(5, skip=6)
     assert not {tuple(row["input_ids"].tolist()) for row in searched} & {
         tuple(r["input_ids"].tolist()) for r in reported

@@ -1,9 +1,9 @@
-"""A tokenizer that is trained once, and a cache that is nobody's."""
+"""A tokenizer that is made once, and a cache that is nobody's."""
 
 import pytest
 
-from selattn.data import Tokenizer
-from selattn.data.tokenizer import train_model
+from selattn.data import read_tokenizer
+from tests.models import vocabulary
 
 
 @pytest.fixture(autouse=True)
@@ -13,13 +13,11 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="session")
 def topics():
-    from pydoc_data.topics import topics
-
-    return [text for _, text in sorted(topics.items())][:20]
+    return vocabulary.topics()
 
 
 @pytest.fixture(scope="session")
-def tokenizer(topics, tmp_path_factory):
+def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("tokenizer") / "pieces.model"
-    path.write_bytes(train_model(topics, 500))
-    return Tokenizer(path)
+    path.write_bytes(vocabulary.pieces())
+    return read_tokenizer(path)

@@ -5,7 +5,8 @@ import functools
 import torch
 
 from selattn.data import Tokenizer
-from selattn.data.tokenizer import train_model
+from selattn.data.vocabulary import train_vocabulary
+from selattn.models.sentencepiece import from_sentencepiece
 from tests.models.tiny import tiny
 
 SENTENCE = "the cat sat on a mat and then saw one dog run far from home while rain fell over old stone walls"
@@ -22,19 +23,17 @@ def text(documents=40, words=60, seed=0):
 
 @functools.cache
 def pieces(size=300):
-    return train_model(text(400).split("\n\n"), size)
+    return train_vocabulary(text(400).split("\n\n"), size)
 
 
 def model_folder(path, size=300, **changes):
     """A tiny model with random weights and a tokenizer of `size` tokens."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / "pieces.model").write_bytes(pieces(size))
-    tokenizer = Tokenizer(path / "pieces.model")
+    tokenizer = Tokenizer(from_sentencepiece(pieces(size), "the pieces"))
     ids = {"pad_token_id": tokenizer.pad_id, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id}
     model = tiny(torch.float32, vocab_size=tokenizer.vocab_size, **ids, **{"max_position_embeddings": 32, **changes})
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
-    (path / "pieces.model").unlink()
     return path
 
 

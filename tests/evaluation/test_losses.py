@@ -6,7 +6,7 @@ import torch
 from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
-from selattn.evaluation.subjects import Subject, tokenizer_of
+from selattn.evaluation.subjects import Subject
 from selattn.evaluation.text import Text, text_names
 from selattn.eviction import Budgets
 from selattn.models.loading import load
@@ -38,9 +38,7 @@ def test_packed_rows_are_their_documents(tmp_path):
     """A packed row's documents have the losses that they have alone, with budgets too."""
     folder, text = model_folder(tmp_path / "model"), text_file(tmp_path / "text.txt", words=6)
     net = load(folder).model
-    made = (
-        Text(str(text), layout="packed", reading=Reading(validation=1.0)).rows(tokenizer_of(load(folder)), 32).take(9)
-    )
+    made = Text(str(text), layout="packed", reading=Reading(validation=1.0)).rows(load(folder).tokenizer, 32).take(9)
     for budgets in (None, Budgets(4)):
         total = count = 0
         for row in made:
@@ -58,7 +56,7 @@ def test_packed_rows_are_their_documents(tmp_path):
 def test_long_rows_are_at_least_nine_tenths_of_the_context(tmp_path):
     folder, text = model_folder(tmp_path / "model"), tmp_path / "text.txt"
     text.write_text("\n\n".join("the cat sat on a mat " * n for n in range(1, 12)))
-    tokenizer = tokenizer_of(load(folder))
+    tokenizer = load(folder).tokenizer
     every, long = (Text(str(text), long=long, reading=Reading(validation=1.0)).rows(tokenizer, 32) for long in (0, 1))
     lengths = sorted(int(row["attention_mask"].sum()) for row in every.take())
     assert sorted(int(row["attention_mask"].sum()) for row in long.take()) == [n for n in lengths if n >= 0.9 * 32]
@@ -72,7 +70,7 @@ def test_who_skips_n_rows_has_not_seen_a_search_on_n_rows(tmp_path):
     """Long rows keep their place among all: also those of a search on all rows are left out."""
     folder, text = model_folder(tmp_path / "model"), tmp_path / "text.txt"
     text.write_text("\n\n".join(f"{WORDS[i % 20]} {WORDS[i // 20]} " * (i % 3 + 1) * 7 for i in range(60)))
-    tokenizer = tokenizer_of(load(folder))
+    tokenizer = load(folder).tokenizer
     every, long = (Text(str(text), long=long, reading=Reading(validation=1.0)).rows(tokenizer, 32) for long in (0, 1))
     rows = [tuple(row["input_ids"].tolist()) for row in every.take()]
     kept = [tuple(row["input_ids"].tolist()) for row in long.take()]
@@ -95,10 +93,10 @@ def test_texts_have_names_of_their_own(tmp_path):
 
 def test_rows_are_taken_once_and_in_the_order_of_the_seed(tmp_path):
     folder, text = model_folder(tmp_path / "model"), text_file(tmp_path / "text.txt")
-    made = Text(str(text), reading=Reading(validation=1.0)).rows(tokenizer_of(load(folder)), 32)
+    made = Text(str(text), reading=Reading(validation=1.0)).rows(load(folder).tokenizer, 32)
     ids = [tuple(row["input_ids"].tolist()) for row in (*made.take(15), *made.take(25, skip=15))]
     assert sorted(ids) == sorted(tuple(row["input_ids"].tolist()) for row in made.take())
-    other = Text(str(text), seed=1, reading=Reading(validation=1.0)).rows(tokenizer_of(load(folder)), 32)
+    other = Text(str(text), seed=1, reading=Reading(validation=1.0)).rows(load(folder).tokenizer, 32)
     assert [tuple(row["input_ids"].tolist()) for row in other.take(15)] != ids[:15]
     for count, skip, says in ((41, 0, "41 after the first 0"), (None, 40, "more after the first 40"), (1, -1, "-1")):
         with pytest.raises(SelattnError, match=f"has 40 rows, and .*{says}"):

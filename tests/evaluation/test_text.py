@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from selattn.data import DocumentRows, PackedRows, Reading, build_store
 from selattn.errors import SelattnError
-from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until
@@ -105,7 +104,7 @@ def test_who_asks_for_too_much_is_told_what_is_left(tmp_path):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_search_and_its_report_share_no_token_in_any_layout(tmp_path, layouts, seed):
     """Where the search is known its tokens are, too: also if the report has another layout and another order."""
-    tokenizer = tokenizer_of(load(model_folder(tmp_path / "model")))
+    tokenizer = load(model_folder(tmp_path / "model")).tokenizer
     words = ["".join(chr(97 + (i // 26**k) % 26) for k in range(3)) for i in range(2000)]
     (tmp_path / "text.txt").write_text("\n\n".join(" ".join(words[i : i + 40]) for i in range(0, 2000, 40)))
     reading = Reading(validation=1.0)

@@ -10,7 +10,6 @@ import torch
 from selattn.data import Reading
 from selattn.evaluation import Team
 from selattn.evaluation import text as evaluate_text
-from selattn.evaluation.subjects import tokenizer_of
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until, job
@@ -33,7 +32,7 @@ def test_no_row_is_searched_and_reported(tmp_path, named):
     copy = Text(str(shutil.copy(text.source, tmp_path / "copy.txt")), reading=Reading(validation=0.8))
     report = {None: None, "the same": text, "a copy": copy}[named]
     made = Job("model", Path("out"), text, ROWS, Until(), Procedure(CONTEXT, 4), report=report, report_rows=5)
-    tokenizer = tokenizer_of(load(tmp_path / "model"))
+    tokenizer = load(tmp_path / "model").tokenizer
     rows = text.rows(tokenizer, CONTEXT)
     searched, reported = _sets(made, rows, tokenizer)
     assert not ids(searched) & ids(reported)
@@ -46,7 +45,7 @@ def test_another_text_is_reported_from_its_beginning(tmp_path):
     text_file(tmp_path / "other.txt", documents=20)
     text, other = (Text(str(tmp_path / name), reading=Reading(validation=0.8)) for name in ("text.txt", "other.txt"))
     made = Job("model", Path("out"), text, ROWS, Until(), Procedure(CONTEXT, 4), report=other, report_rows=5)
-    tokenizer = tokenizer_of(load(tmp_path / "model"))
+    tokenizer = load(tmp_path / "model").tokenizer
     _, reported = _sets(made, text.rows(tokenizer, CONTEXT), tokenizer)
     found = torch.cat([batch.input_ids for batch in reported])
     want = torch.stack([row["input_ids"] for row in other.rows(tokenizer, CONTEXT).take(5)])

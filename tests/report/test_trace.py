@@ -14,7 +14,7 @@ from selattn.models.loading import load
 from selattn.report.examples import PAPER
 from selattn.report.mean import MeanF, average
 from selattn.report.packed import pack_rising, pack_shares, pack_steps, unpack, unpack_steps
-from selattn.report.reading import Reader, as_written
+from selattn.report.reading import Reader
 from selattn.report.trace import Trace, leaving, trace
 from tests.report.traces import random_trace
 
@@ -61,15 +61,9 @@ def test_what_is_no_square_or_no_number_is_refused():
 def test_tokens_are_as_people_write_them():
     words = Reader(load("zoo:memory")).read(TEXT)
     assert words.tokens[0] == "<s>"
-    assert "".join(words.tokens[1:]).strip() == TEXT
+    assert "".join(words.tokens[1:]) == TEXT
     assert "🙂" in words.tokens
     assert len(words.ids) == len(words.tokens)
-
-
-def test_bytes_that_are_no_character_are_shown_as_numbers():
-    pieces = ["▁a", "<0xF0>", "<0x9F>", "▁b", "<0xC3>", "<0xA9>", "<0x0A>"]
-    assert as_written(pieces, [False] * 7) == [" a", "<F0>", "<9F>", " b", "é", "", "\n"]
-    assert as_written(["<0x0A>", "<s>"], [True, True]) == ["<0x0A>", "<s>"]
 
 
 @pytest.mark.parametrize("name", ["zoo:memory", "zoo:variable-assignment-selective", "zoo:standard"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from selattn.data import Tokenizer
+from selattn.data import read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import checkpoints, folder, train
@@ -291,20 +291,23 @@ def test_text_is_trained_on(text, tmp_path, monkeypatch, layout):
     data = Text(source=str(text), vocabulary=300, context=16, layout=layout, validation=0.1)
     finished = train(short(data=data), tmp_path / "run")
     assert finished.record["evaluation"]["validation"]["loss"] < 6
-    assert Tokenizer(tmp_path / "run" / "model").vocab_size == 300
+    assert read_tokenizer(tmp_path / "run" / "model").vocab_size == 300
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert (config["vocab_size"], config["max_position_embeddings"], config["bos_token_id"]) == (300, 16, 3)
     for start in ("run", "run/checkpoint-4"):
         tuned = short(model={}, start=Start(str(tmp_path / start)), data=dataclasses.replace(data, vocabulary=9999))
         train(tuned, tmp_path / "tuned", overwrite=True)  # with the tokenizer of the model that is tuned
-        assert Tokenizer(tmp_path / "tuned" / "model").fingerprint == Tokenizer(tmp_path / "run" / "model").fingerprint
+        assert (
+            read_tokenizer(tmp_path / "tuned" / "model").fingerprint
+            == read_tokenizer(tmp_path / "run" / "model").fingerprint
+        )
 
 
 def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
     data = Text(source=str(text), vocabulary=300, context=16)
     train(short(data=data), tmp_path / "run")
-    data = dataclasses.replace(data, tokenizer=str(tmp_path / "run" / "model" / "tokenizer.model"), vocabulary=8000)
+    data = dataclasses.replace(data, tokenizer=str(tmp_path / "run" / "model"), vocabulary=8000)
     with pytest.raises(SelattnError, match=r"has 300 tokens and data\.vocabulary is 8000: set data\.vocabulary=300"):
         train(short(data=data), tmp_path / "other")
 

@@ -1,8 +1,9 @@
-"""A SentencePiece model (unigram or BPE) as a tokenizer of transformers, which generation and lm-eval ask for.
+"""A SentencePiece model (unigram or BPE) as a tokenizer of transformers: at run time there is no other.
 
 `AutoTokenizer.from_pretrained` reads it back, without selattn too. The tokens are those of SentencePiece but for near
 ties of a unigram model: SentencePiece adds the scores of a whole document in single precision, so the rounding of a
-long one can decide between two ways to split a word, where this one adds in double precision.
+long one can decide between two ways to split a word, where this one adds in double precision and splits it as it does
+alone. `benchmarks/splitting.py` counts how often that happens.
 """
 
 from __future__ import annotations
@@ -10,35 +11,47 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import sentencepiece
 from sentencepiece import sentencepiece_model_pb2 as proto
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers import Tokenizer as Backend
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
-from selattn.models.tokenizer import SelectiveTokenizer
+from selattn.models.selective_tokenizer import SelectiveTokenizer
 
 _UNIGRAM, _BPE = 1, 2
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # types of pieces that SentencePiece does not look for in a text
 _BLANK = "▁"  # how SentencePiece writes a blank
+_ADDED = {"pad": "<pad>", "eos": "</s>", "bos": "<s>"}  # in the order in which missing ones are numbered
 
 
-def fast_tokenizer(tokenizer: Tokenizer) -> SelectiveTokenizer:
-    """Convert; a text gets <BOS> in front, as every row in training has, and no <EOS>."""
+def from_sentencepiece(file: bytes, name: str) -> SelectiveTokenizer:
+    """Convert a model file; a text gets <BOS> in front, as every row in training has, and no <EOS>.
+
+    A special token that the model lacks (T5's has no <BOS>) gets an id behind the last piece.
+
+    Args:
+        file: what the model file holds.
+        name: of the file, for messages.
+    """
+    pieces = sentencepiece.SentencePieceProcessor()
+    try:
+        pieces.LoadFromSerializedProto(file)
+    except RuntimeError:
+        raise SelattnError(f"{name} is not a SentencePiece model") from None
     model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
-    model.ParseFromString(tokenizer.model_bytes())
+    model.ParseFromString(file)
     if model.trainer_spec.model_type not in (_UNIGRAM, _BPE):
-        raise SelattnError(f"{tokenizer.path} is neither unigram nor BPE: only those can be used with transformers")
-    backend = Backend(_unigram(model) if model.trainer_spec.model_type == _UNIGRAM else _bpe(model))
+        raise SelattnError(f"{name} is neither unigram nor BPE: only those can be used with transformers")
+    backend = Tokenizer(_unigram(model) if model.trainer_spec.model_type == _UNIGRAM else _bpe(model))
     backend.normalizer = normalizers.Sequence(_normalizers(model.normalizer_spec))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(_never_text(model)), "isolated")
     backend.decoder = decoders.Sequence([decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()])
-    special = tokenizer.special_tokens
-    for name in special.values():  # those that exist keep their ids, the others are numbered in this order
-        backend.add_special_tokens([AddedToken(name, special=True, normalized=False)])
+    special = {kind: _special(pieces, kind) for kind in _ADDED}
+    for token in special.values():  # those that exist keep their ids, the others are numbered in this order
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False)])
     bos = special["bos"]
     backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, tokenizer.bos_id)]
+        single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, backend.token_to_id(bos))]
     )
     return SelectiveTokenizer(
         tokenizer_object=backend,
@@ -50,6 +63,12 @@ def fast_tokenizer(tokenizer: Tokenizer) -> SelectiveTokenizer:
         split_special_tokens=True,  # a text that says "<s>" (HTML does) is text, as for SentencePiece
         clean_up_tokenization_spaces=False,
     )
+
+
+def _special(pieces: Any, kind: str) -> str:
+    """What a special token is called: as in the model, or as we add it."""
+    number: int = getattr(pieces, f"{kind}_id")()
+    return _ADDED[kind] if number < 0 else pieces.id_to_piece(number)
 
 
 def _unigram(model: Any) -> models.Unigram:

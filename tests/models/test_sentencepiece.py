@@ -1,4 +1,4 @@
-"""The same tokenizer as transformers sees it."""
+"""A SentencePiece model as a tokenizer of transformers: the same tokens, and a text that knows where it begins."""
 
 import re
 import subprocess
@@ -10,46 +10,45 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, pipeline
 
-from selattn.cli.main import main
-from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.tokenizer import load_tokenizer
+from selattn.models.sentencepiece import from_sentencepiece
+from selattn.models.tokenizer import read_tokenizer
+from tests.models import vocabulary
 
 SPECIAL = st.sampled_from(["<s>", "</s>", "<pad>", "<unk>", "<0x41>"])
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | SPECIAL).map("".join)
 
 
 @pytest.fixture(scope="module")
-def fast(tokenizer, tmp_path_factory):
+def fast(tmp_path_factory):
     """As a user gets it: saved beside a model, and loaded by name."""
     folder = tmp_path_factory.mktemp("model")
-    tokenizer.save_pretrained(folder)
-    assert Tokenizer(folder).fingerprint == tokenizer.fingerprint
+    from_sentencepiece(vocabulary.pieces(), "the pieces").save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
 
 
-def assert_same(fast, tokenizer, text):
+def assert_same(fast, text):
     """The same tokens, or others with the same score: of two equal ways to split `****` each takes one."""
-    ids, expected = fast(text).input_ids, [tokenizer.bos_id, *tokenizer.encode(text)]
+    pieces = vocabulary.processor()
+    ids, expected = fast(text).input_ids, [pieces.bos_id(), *pieces.encode(text)]
     if ids != expected:
-        pieces = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.model_bytes())
         score, best = (sum(pieces.get_score(i) for i in row) for row in (ids, expected))
         assert abs(score - best) <= 1e-6 * len(text) * abs(best / len(expected))
-    assert fast.decode(ids, skip_special_tokens=True) == tokenizer.decode(expected)
+    assert fast.decode(ids, skip_special_tokens=True) == pieces.decode(expected)
 
 
 @given(text=TEXTS.map(lambda text: text.replace("▁", "_")))
-def test_the_tokens_are_those_of_sentencepiece(fast, tokenizer, text):
-    assert_same(fast, tokenizer, text)
+def test_the_tokens_are_those_of_sentencepiece(fast, text):
+    assert_same(fast, text)
 
 
-def test_real_text(fast, tokenizer, topics):
-    for text in topics:
-        assert_same(fast, tokenizer, text)
+def test_real_text(fast):
+    for text in vocabulary.topics():
+        assert_same(fast, text)
         for line in text.split("\n"):
             if not re.search(r"(.)\1\1", line):  # a run can be split in ways that are equally good
-                assert fast(line, add_special_tokens=False).input_ids == tokenizer.encode(line)
+                assert fast(line, add_special_tokens=False).input_ids == vocabulary.processor().encode(line)
 
 
 @given(text=st.text(st.sampled_from("ab cdé.\n")), data=st.data())
@@ -96,76 +95,37 @@ def test_it_is_read_without_selattn(fast, tmp_path):
     assert text.lstrip(" ") == "some text"
 
 
-def test_special_tokens(fast, tokenizer):
+def test_special_tokens(fast):
     assert (fast.bos_token_id, fast.eos_token_id, fast.pad_token_id) == (3, 1, 0)
-    assert len(fast) == tokenizer.vocab_size
+    assert len(fast) == vocabulary.processor().vocab_size()
     texts = ["a longer text", "x"]
     batch = fast(texts, padding=True, return_tensors="pt")
-    assert batch["attention_mask"].sum(1).tolist() == [1 + len(tokenizer.encode(text)) for text in texts]
+    assert batch["attention_mask"].sum(1).tolist() == [1 + len(vocabulary.processor().encode(text)) for text in texts]
 
 
-def train(topics, path, **settings):
-    with path.open("wb") as file:
-        lines = iter("".join(topics).split("\n"))
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines, model_writer=file, vocab_size=400, minloglevel=2, **settings
-        )
-    return Tokenizer(path)
-
-
-def test_a_model_of_somebody_else(topics, tmp_path):
+def test_missing_special_tokens_are_added(tmp_path):
     """As T5's: with normalisation, without byte fallback, and without <BOS> and <pad>."""
-    tokenizer = train(topics, tmp_path / "a.model", bos_id=-1)
-    fast = tokenizer.to_transformers()
-    assert len(fast) == tokenizer.vocab_size == 402
-    assert (fast.bos_token_id, fast.pad_token_id) == (tokenizer.bos_id, tokenizer.pad_id) == (401, 400)
+    path = vocabulary.train(tmp_path / "a.model", vocab_size=400, bos_id=-1)
+    pieces, ours = sentencepiece.SentencePieceProcessor(model_file=str(path)), read_tokenizer(path)
+    assert (ours.eos_id, ours.pad_id, ours.bos_id, ours.vocab_size) == (pieces.eos_id(), 400, 401, 402)
+    assert ours.hf.convert_ids_to_tokens([400, 401]) == ["<pad>", "<s>"]
+    assert ours.decode([401, *ours.encode("some text"), ours.eos_id, 400]) == "some text"
     for text in ("some  text ½ ", " The ﬁrst", "日本", ""):
-        assert fast(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
+        assert ours.hf(text).input_ids == [ours.bos_id, *pieces.encode(text)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"byte_fallback": True, "normalization_rule_name": "identity"}])
-def test_a_bpe_model(topics, tmp_path, settings):
+def test_a_bpe_model(tmp_path, settings):
     """As Llama's: the pair that scores highest is joined first."""
-    tokenizer = train(topics, tmp_path / "a.model", model_type="bpe", **settings)
-    fast = tokenizer.to_transformers()
-    assert len(fast) == tokenizer.vocab_size
-    for text in (*topics[:5], "The ﬁrst ½", "日本", ""):
+    path = vocabulary.train(tmp_path / "a.model", vocab_size=400, model_type="bpe", **settings)
+    pieces, ours = sentencepiece.SentencePieceProcessor(model_file=str(path)), read_tokenizer(path)
+    assert ours.vocab_size == pieces.vocab_size() + 1  # <pad>
+    for text in (*vocabulary.topics()[:5], "The ﬁrst ½", "日本", ""):
         for line in text.split("\n"):
-            assert fast(line).input_ids == [tokenizer.bos_id, *tokenizer.encode(line)]
+            assert ours.encode(line) == pieces.encode(line)
 
 
-def test_other_models_cannot_be_converted(topics, tmp_path):
+def test_other_models_cannot_be_converted(tmp_path):
+    path = vocabulary.train(tmp_path / "a.model", vocab_size=400, model_type="char", hard_vocab_limit=False)
     with pytest.raises(SelattnError, match="is neither unigram nor BPE"):
-        train(topics, tmp_path / "a.model", model_type="char", hard_vocab_limit=False).to_transformers()
-
-
-@pytest.fixture
-def model(tmp_path):
-    SelectiveForCausalLM(SelectiveConfig.from_d(1, vocab_size=500)).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-BAD_TOKENIZERS = {
-    "cut": lambda folder: (folder / "tokenizer.json").write_text((folder / "tokenizer.json").read_text()[:1000]),
-    "empty": lambda folder: (folder / "tokenizer.json").write_text(""),
-    "no JSON": lambda folder: (folder / "tokenizer_config.json").write_text("{"),
-    "another": lambda folder: (folder / "tokenizer.json").write_text("{}"),
-}
-
-
-@pytest.mark.parametrize("spoil", BAD_TOKENIZERS.values(), ids=BAD_TOKENIZERS)
-def test_a_tokenizer_that_cannot_be_read(model, spoil, tokenizer, capsys):
-    tokenizer.save_pretrained(model)
-    spoil(model)
-    with pytest.raises(SelattnError, match=r"cannot read the tokenizer in .*model: ") as error:
-        load_tokenizer(model, 500)
-    assert "\n" not in str(error.value)
-    assert main(["generate", str(model), "--prompt", "x"]) == 2
-    assert "cannot read the tokenizer" in capsys.readouterr().err
-
-
-def test_a_tokenizer_of_another_model(model, tokenizer):
-    tokenizer.save_pretrained(model)
-    assert len(load_tokenizer(model, 500)) == 500
-    with pytest.raises(SelattnError, match=re.escape("has 500 tokens, and its model knows 11")):
-        load_tokenizer(model, 11)
+        read_tokenizer(path)

@@ -1,0 +1,88 @@
+"""Making a vocabulary with SentencePiece; text is then read with it as a tokenizer of transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import sentencepiece
+
+from selattn.data import pieces
+from selattn.errors import SelattnError
+
+_LONGEST_LINE = 4000  # characters; SentencePiece leaves out lines longer than its limit of 16,384 bytes
+# Every text comes back as it was: no normalisation, all blanks kept, and bytes for characters without a piece.
+_SETTINGS: dict[str, Any] = {
+    "model_type": "unigram",
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "split_digits": True,
+    "byte_fallback": True,
+    "character_coverage": 0.9995,
+    "max_sentence_length": 4 * _LONGEST_LINE + 384,
+    "pad_id": 0,
+    "eos_id": 1,
+    "unk_id": 2,
+    "bos_id": 3,
+    "num_threads": 1,  # the pieces depend on it
+    "minloglevel": 2,
+}
+
+
+def train_vocabulary(documents: Iterable[str], vocab_size: int = 8000, characters: int = 10_000_000) -> bytes:
+    """Train a unigram model on the first `characters` characters, and return its file; the same text gives the same.
+
+    It has <pad> 0, </s> 1, <unk> 2 and <s> 3, then 256 bytes, then the pieces; `vocab_size` is the sum.
+    """
+    least = 3 + 1 + 256
+    if vocab_size <= least:
+        raise SelattnError(f"a vocabulary needs more than {least} tokens (special ones and bytes), not {vocab_size}")
+    text = "\n".join(_lines(documents, characters)).encode()
+    # -P: the program's own folder is no place to import from.
+    settings = json.dumps({"vocab_size": vocab_size, **_SETTINGS})
+    command = [sys.executable, "-P", pieces.__file__, settings, str(Path(sentencepiece.__file__).parents[1])]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            model, said = process.communicate(text)
+        except BaseException:  # Ctrl-C, most likely: nobody waits for the model any more
+            process.kill()
+            raise
+    if process.returncode == pieces.REFUSED:
+        raise _one_line(model.decode(), vocab_size)
+    if process.returncode:
+        last = said.decode(errors="replace").strip().rpartition("\n")[2]
+        raise SelattnError(
+            f"SentencePiece ended with code {process.returncode} while it trained: {last or 'no reason'}"
+        )
+    return model
+
+
+def _lines(documents: Iterable[str], characters: int) -> Iterator[str]:
+    """What SentencePiece takes for sentences: lines, in pieces if they are long."""
+    seen = 0
+    for document in documents:
+        for line in document.split("\n"):
+            for start in range(0, len(line), _LONGEST_LINE):
+                yield line[start : start + _LONGEST_LINE].replace("\0", "")
+        seen += len(document)
+        if seen >= characters:
+            return
+
+
+def _one_line(message: str, vocab_size: int) -> SelattnError:
+    """SentencePiece's own message names a line of its source and, if one is lucky, the limit."""
+    most = re.search(r"Vocabulary size too high .* <= (\d+)", message)
+    if most:
+        return SelattnError(f"the text is too small for {vocab_size} tokens: at most {most[1]}, or give more text")
+    needed = re.search(r"smaller than required_chars. \d+ vs (\d+)", message)
+    if needed:
+        return SelattnError(f"{vocab_size} tokens are too few for the characters of the text: at least {needed[1]}")
+    if "sentences_.empty()" in message:
+        return SelattnError("there is no text to train a tokenizer on")
+    return SelattnError(f"SentencePiece could not train {vocab_size} tokens: {message}")
