@@ -4,6 +4,7 @@ from selattn.models.auto import register
 from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
+from selattn.models.engine import Engine
 from selattn.models.gpt2 import from_gpt2
 from selattn.models.heads import (
     SelectiveForQuestionAnswering,
@@ -14,6 +15,7 @@ from selattn.models.llama2c import from_llama2c
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
 
 __all__ = [
+    "Engine",
     "SelectiveConfig",
     "SelectiveForCausalLM",
     "SelectiveForQuestionAnswering",

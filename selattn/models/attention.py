@@ -10,7 +10,7 @@ from selattn.cache import SelectiveCache, attend, defer
 from selattn.eviction import Policy, evictions, in_force
 from selattn.models.config import SelectiveConfig
 from selattn.models.parts import RMSNorm, rotate
-from selattn.ops import Attention, AuxRequest, Sequences
+from selattn.ops import Attention, AuxRequest, Backend, Sequences
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 from selattn.ops.whole import attend_whole
@@ -28,6 +28,7 @@ class Context(NamedTuple):
     policy: Policy
     strength: float | Tensor
     wanted: AuxRequest  # beside the output, of the layers that have it
+    backend: str | Backend
 
 
 class AttentionBlock(nn.Module):
@@ -53,7 +54,7 @@ class AttentionBlock(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Attention]:
         """x [B, N, d_model] to the same, and all that attention gave."""
-        tokens, rules, backend = self._tokens(x, context), self._rules(context), self.config.backend
+        tokens, rules, backend = self._tokens(x, context), self._rules(context), context.backend
         layer = None if context.cache is None else context.cache.layers[self.layer]
         if layer is not None and not context.whole:
             result = attend(layer, tokens, rules, context.wanted, backend)
@@ -72,7 +73,7 @@ class AttentionBlock(nn.Module):
             budget = None if context.budgets is None else context.budgets[self.layer]
         if not in_force(budget, context.policy):
             return None
-        return evictions(tokens, context.sequences, rules, budget, context.policy, self.config.backend)
+        return evictions(tokens, context.sequences, rules, budget, context.policy, context.backend)
 
     def _tokens(self, x: Tensor, context: Context) -> Tokens:
         """What the tokens ask for and what they offer."""

@@ -20,7 +20,7 @@ from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
 from selattn.models.parts import make_norm, rotary_angles
-from selattn.ops import AuxRequest, Sequences, checks
+from selattn.ops import AuxRequest, Backend, Sequences, checks
 
 
 class SelectiveModel(SelectivePreTrainedModel):
@@ -36,7 +36,9 @@ class SelectiveModel(SelectivePreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(SelectiveDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = make_norm(config)
-        self.cache_policy: Policy | None = None  # in force in the place of the config's, which is a name; never saved
+        # In force in the place of the config's, which are names; never saved.
+        self.cache_policy: Policy | None = None
+        self.backend: Backend | None = None
         self.post_init()
 
     def forward(
@@ -123,6 +125,7 @@ class SelectiveModel(SelectivePreTrainedModel):
                 memory=output_kept,
                 weights=bool(self.config.output_attentions if output_attentions is None else output_attentions),
             ),
+            backend=self.backend or self.config.backend,
         )
         want_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: list[Any] = []
@@ -172,6 +175,7 @@ class SelectiveModel(SelectivePreTrainedModel):
             policy=policy,
             strength=self.config.selection_strength,
             wanted=AuxRequest(),
+            backend=self.backend or self.config.backend,
         )
 
     def _positioned(self, x: Tensor, positions: Tensor, check: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:

@@ -1,6 +1,7 @@
 """Tensors in, tensors out: what F is, attention with it and without, and the backends that compute it."""
 
 from selattn.ops.attention import causal_attention, selective_attention
+from selattn.ops.backends.base import Backend
 from selattn.ops.backends.dispatch import backends
 from selattn.ops.patterns import Fixed, Pattern, Strided
 from selattn.ops.request import Attention, AuxRequest
@@ -10,6 +11,7 @@ from selattn.ops.sequences import Sequences
 __all__ = [
     "Attention",
     "AuxRequest",
+    "Backend",
     "Fixed",
     "Pattern",
     "Selection",
