@@ -7,7 +7,7 @@ wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from selattn import _auto, _peft
+from selattn._later import import_after
 
 if TYPE_CHECKING:
     from selattn.cache import SelectiveCache
@@ -79,5 +79,5 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-_auto.install()
-_peft.install()
+import_after("transformers.models.auto.configuration_auto", "selattn.models")  # which registers the models
+import_after("peft.utils.constants", "selattn._peft")

@@ -125,7 +125,7 @@ import sys
 from peft import LoraConfig, get_peft_model
 model = get_peft_model(SelectiveForCausalLM(SelectiveConfig.from_d(1, vocab_size=9)), LoraConfig())
 assert model.peft_config["default"].target_modules == {{"q_proj", "v_proj"}}
-assert not [finder for finder in sys.meta_path if type(finder).__module__ == "selattn._peft"]
+assert not [finder for finder in sys.meta_path if type(finder).__module__ == "selattn._later"]
 """
 ORDERS = {
     "peft first": "import peft; from selattn import SelectiveConfig, SelectiveForCausalLM",
