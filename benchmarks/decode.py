@@ -52,9 +52,9 @@ def sixteenth(layers: int, context: int) -> Budgets:
     return PAPER.scaled(context / 512) if layers == 12 else Budgets((max(2, context // 16),) * layers)
 
 
-def prefilled(model: Any, cache: Cache, text: Tensor, **options: Any) -> Cache:
+def prefilled(model: Any, cache: Cache, text: Tensor) -> Cache:
     """The cache after all tokens of the text."""
-    model(text, past_key_values=cache, use_cache=True, logits_to_keep=1, **options)
+    model(text, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
 
 
@@ -76,7 +76,6 @@ def static(cache: DynamicCache, config: LlamaConfig, batch: int, room: int) -> S
 def steps_for(
     models: tuple[SelectiveForCausalLM, LlamaForCausalLM],
     caches: dict[str, Cache],
-    budgets: dict[str, Budgets | None],
     token: Tensor,
     room: int,
     compiled: bool,
@@ -85,8 +84,8 @@ def steps_for(
     ours, llama = models
     batch = token.shape[0]
 
-    def step(model: Callable[..., Any], cache: Cache, **options: Any) -> Step:
-        return lambda: model(token, past_key_values=cache, use_cache=True, **options).logits[:, -1]
+    def step(model: Callable[..., Any], cache: Cache) -> Step:
+        return lambda: model(token, past_key_values=cache, use_cache=True).logits[:, -1]
 
     found = {
         DYNAMIC: step(llama, repeated(caches[DYNAMIC], batch)),
@@ -98,7 +97,7 @@ def steps_for(
         # (CUDA graphs, Triton) are for GPUs.
         graph = torch.compile(llama.forward, fullgraph=True, dynamic=False, options={"freezing": True})
         found[COMPILED] = step(graph, static(caches[DYNAMIC], llama.config, batch, room))
-    return found | {n: step(ours, repeated(caches[n], batch), cache_budgets=budgets[n]) for n in OURS}
+    return found | {n: step(ours, repeated(caches[n], batch)) for n in OURS}
 
 
 def check(steps: dict[str, Step], expected: dict[str, Tensor]) -> None:
@@ -141,11 +140,11 @@ def measure(models: tuple[SelectiveForCausalLM, LlamaForCausalLM], args: argpars
         caches: dict[str, Cache] = {DYNAMIC: prefilled(llama, DynamicCache(config=llama.config), text[:, :-1])}
         expected = {DYNAMIC: llama(text, use_cache=False, logits_to_keep=1).logits[:, -1]}
         for name, k in budgets.items():
-            caches[name] = prefilled(ours, ours.model.new_cache(k), text[:, :-1], cache_budgets=k)
+            caches[name] = prefilled(ours, ours.model.new_cache(k), text[:, :-1])
             expected[name] = ours(text, use_cache=False, cache_budgets=k, logits_to_keep=1).logits[:, -1]
         for batch in args.batch:
             compiled = not args.no_compile and batch * context <= args.compile_up_to
-            steps = steps_for(models, caches, budgets, text[:, -1:].repeat(batch, 1), room, compiled)
+            steps = steps_for(models, caches, text[:, -1:].repeat(batch, 1), room, compiled)
             check(steps, expected)
             turns = {name: lambda s=step: [s() for _ in range(args.tokens)] for name, step in steps.items()}
             with torch.compiler.set_stance("fail_on_recompile"):

@@ -50,10 +50,9 @@ class SelectiveCache(Cache):
         """Bytes of the keys and values of all tokens so far, as a cache that drops nothing would hold them."""
         total = 0
         for layer in self.layers:
-            tokens = layer.get_seq_length()
-            for x in (layer.keys, layer.values):
-                if x is not None:
-                    total += x.shape[0] * x.shape[1] * x.shape[3] * x.element_size() * tokens
+            found = layer.tensors()
+            for x in (found[name] for name in ("keys", "values") if name in found):
+                total += x.shape[1] * x.shape[3] * x.element_size() * int(layer.seen.sum())
         return total
 
     # -- rows ---------------------------------------------------------------------------------------------------------

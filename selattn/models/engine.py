@@ -58,6 +58,11 @@ class Engine:
         """The rows that are being written."""
         return tuple(self._rows)
 
+    def length(self, row: int) -> int:
+        """The tokens of a row so far, its prompt included."""
+        self._check([row])
+        return self._rows[row].length + len(self._rows[row].last)
+
     def add(self, prompt: Sequence[int] | Tensor, choose: Choose | None = None) -> int:
         """A new row that continues a prompt; its first token comes with the next step."""
         ids = torch.as_tensor(prompt, dtype=torch.int64, device=self.model.device).flatten()

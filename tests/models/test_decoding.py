@@ -147,3 +147,19 @@ def test_generation_stops_at_the_learned_positions():
         tiny().generate(token_ids(1, CONTEXT), max_new_tokens=2, do_sample=False, pad_token_id=0)
     rotary = tiny(positions="rotary")
     assert rotary.generate(token_ids(1, CONTEXT), max_new_tokens=9, pad_token_id=0).shape[1] == CONTEXT + 9
+
+
+@pytest.mark.parametrize("budgets", [None, 4])
+def test_generate_goes_on_from_rows_that_were_joined(budgets):
+    """Texts that began in caches of their own, as one batch with padding on the left."""
+    model = tiny(positions="rotary")
+    rows, caches = [token_ids(9, seed=3), token_ids(4, seed=4)], []
+    for row in rows:
+        caches.append(model.new_cache(budgets))
+        model(row[None, :-1], past_key_values=caches[-1])
+    caches[0].append(caches[1])
+    ids, mask = padded(rows, "left")
+    found = generate(model, ids, mask, past_key_values=caches[0])
+    for row, text in zip(rows, found, strict=True):
+        alone = generate(model, row[None], torch.ones_like(row[None]), cache_budgets=budgets)
+        assert text[9 - len(row) :].tolist() == alone[0].tolist()

@@ -93,8 +93,9 @@ def test_rows_come_and_go_and_each_text_is_its_own(policy, data):
             texts[row][1].extend(tokens)
         assert engine.rows == tuple(texts)
         assert not done & set(engine.rows)
-        for text, written in texts.values():
+        for row, (text, written) in texts.items():
             assert written == want[text][: len(written)]
+            assert engine.length(row) == len(PROMPTS[text]) + len(written)
 
 
 def test_sampling_is_that_of_generate():
@@ -164,7 +165,7 @@ def test_errors():
     with pytest.raises(SelattnError, match=r"^the prompt is empty: give at least one token$"):
         engine.add([])
     row = engine.add([1, 2])
-    for call in (engine.remove, lambda n: engine.step([n]), lambda n: engine.draft({n: [1]})):
+    for call in (engine.remove, engine.length, lambda n: engine.step([n]), lambda n: engine.draft({n: [1]})):
         with pytest.raises(SelattnError, match=r"^there is no row 7: the rows are \[0\]$"):
             call(7)
     with pytest.raises(SelattnError, match=r"^an engine begins with an empty cache, and this one holds 1 rows$"):

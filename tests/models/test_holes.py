@@ -30,12 +30,13 @@ def alone(model, ids, mask, **how):
     )
 
 
-def in_turns(model, ids, mask, borders, positions, **how):
-    """The logits of the real tokens, turn by turn with a cache."""
+def in_turns(model, ids, mask, borders, positions, new_only, **how):
+    """The logits of the real tokens, turn by turn with a cache; masks tell of all tokens so far, or of the new ones."""
     cache, found = None, []
     for begin, end in itertools.pairwise(sorted({0, *borders, ids.shape[1]})):
         at = None if positions is None else positions[:, begin:end]
-        turn = model(ids[:, begin:end], mask[:, :end].long(), at, cache, use_cache=True, **how)
+        told = mask[:, begin if new_only else 0 : end].long()
+        turn = model(ids[:, begin:end], told, at, cache, use_cache=True, **how)
         cache = turn.past_key_values
         found.append(turn.logits)
     return torch.cat(found, 1)[mask]
@@ -50,9 +51,10 @@ def in_turns(model, ids, mask, borders, positions, **how):
     borders=st.sets(st.integers(1, CONTEXT - 1)),
     positions=st.sampled_from(POSITIONS),
     says_positions=st.booleans(),
+    new_only=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_a_hole_counts_for_nothing(mask, kinds, budgets, policy, borders, positions, says_positions, seed):
+def test_a_hole_counts_for_nothing(mask, kinds, budgets, policy, borders, positions, says_positions, new_only, seed):
     model, ids = tiny(seed=seed, attention=list(kinds), positions=positions), token_ids(*mask.shape, seed=seed)
     how = {"cache_budgets": budgets, "cache_policy": policy}
     at = (mask.long().cumsum(-1) - 1).masked_fill(~mask, 1) if says_positions else None
@@ -60,7 +62,7 @@ def test_a_hole_counts_for_nothing(mask, kinds, budgets, policy, borders, positi
         want = alone(model, ids, mask, **how)
         whole = model(ids, mask.long(), at, use_cache=False, **how).logits[mask]
         torch.testing.assert_close(whole, want, rtol=0, atol=1e-9)
-        turns = in_turns(model, ids, mask, {b for b in borders if b < mask.shape[1]}, at, **how)
+        turns = in_turns(model, ids, mask, {b for b in borders if b < mask.shape[1]}, at, new_only, **how)
         torch.testing.assert_close(turns, want, rtol=0, atol=1e-9)
 
 
