@@ -22,7 +22,7 @@ from selattn.cli._bench import RIVAL
 from selattn.data import Tokenizer, read_tokenizer
 from selattn.data.text import documents
 from selattn.models.loading import find_folder
-from selattn.ops import selective_attention
+from selattn.ops import AuxRequest, selective_attention
 from selattn.ops.backends import dispatch
 from selattn.utils import records
 from selattn.utils.timing import medians
@@ -62,7 +62,8 @@ def measure(layers: list[tuple[Tensor, ...]], repeats: int) -> list[dict[str, ob
     groups = {f"layer {i}": [layer] for i, layer in enumerate(layers, 1)} | {"all layers": layers}
     for what, some in groups.items():
         with torch.no_grad():
-            share = sum(selective_attention(*x[:3], return_living=True).living.item() for x in some) / len(some)
+            each = [selective_attention(*x[:3], return_aux=AuxRequest(living=True))[1].living.item() for x in some]
+            share = sum(each) / len(each)
         row: dict[str, object] = {"what": what, "living": share}
         for name, backward in (("forward", False), ("both", True)):
 

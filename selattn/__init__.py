@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         kept_positions,
     )
     from selattn.models import SelectiveConfig, SelectiveForCausalLM
-    from selattn.ops import Selection, Sequences, causal_attention, selective_attention
+    from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
     from selattn.report import plot
     from selattn.report.explorer import explore
     from selattn.report.trace import trace
@@ -32,6 +32,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "H2O",
+    "AuxOutput",
+    "AuxRequest",
     "Budgets",
     "Policy",
     "Selection",

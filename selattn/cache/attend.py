@@ -55,7 +55,8 @@ def attend(
         return decode(layer, tokens, rules, backend)
     if any(wanted):
         result, positions = attend_piece(layer, tokens, rules, wanted, backend, keep_draft=layer.record_past)
-        result = result._replace(final_f=result.final_f if wanted.final_f else None)
+        if not wanted.final_f:
+            result = result._replace(aux=result.aux._replace(final_f=None))
         return by_position(result, positions, int(layer.length.max()))
     # A long prompt in pieces: memory follows the budget and the piece. What may be taken back is the last piece.
     draft = min(count, DRAFT) if layer.record_past else 0

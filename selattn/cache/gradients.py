@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import Attention
+from selattn.ops import Attention, AuxOutput
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 
@@ -43,5 +43,8 @@ def refuse_backward(result: Attention, tokens: Tokens) -> Attention:
     if torch.compiler.is_compiling():  # which would make the backward pass now
         raise SelattnError("a compiled step with a cache has no gradients: run it under torch.no_grad()")
     inputs = [x for x in tokens if x is not None]
-    found: dict[str, Any] = {name: _Cut.apply(x, *inputs) for name, x in result._asdict().items() if x is not None}
-    return Attention(**found)
+
+    def cut(x: Tensor | None) -> Any:
+        return None if x is None else _Cut.apply(x, *inputs)
+
+    return Attention(cut(result.output), AuxOutput(*map(cut, result.aux)), cut(result.evicted_at))

@@ -34,19 +34,20 @@ def attend_piece(
         until = order.until
     wanted = wanted._replace(f=wanted.f or keep_draft, final_f=True)
     result = dispatch.attend(_over_entries(entries, tokens, rules, wanted, until), backend)
-    f = order.f if result.final_f is None else result.final_f
+    f = order.f if result.aux.final_f is None else result.aux.final_f
     done = Entries(entries.keys, entries.values, entries.positions, order.until, f, order.score, entries.selection_keys)
     seen_before = layer.seen.clone()
     layer.advance(positions.shape[-1], real)
     if not keep_draft:
         layer.put(done)
         return result, entries.positions
+    rows_f = result.aux.f
     if not layer.history:
         layer.history = [Moment(before.f, before.score, seen_before)]
     for row in range(positions.shape[-1]):
         # What a row leaves behind is F of the next one; without the shift, of the row itself.
         at = row if rules.selection is not None and not rules.selection.shift else row + 1
-        f_then = f if result.f is None or at >= result.f.shape[-2] else result.f[..., at, :]
+        f_then = f if rows_f is None or at >= rows_f.shape[-2] else rows_f[..., at, :]
         seen = seen_before + (row + 1 if layer.active is None else (row + 1) * layer.active)
         layer.history.append(Moment(f_then, order.score if scores is None else scores[row], seen))
     layer.entries = done
@@ -63,8 +64,9 @@ def by_position(result: Attention, positions: Tensor, length: int) -> Attention:
         wide, here = x.new_full((*x.shape[:-1], length + 1), gone), at[:, None] if x.ndim == 3 else at[:, None, None]
         return wide.scatter(-1, here.expand_as(x), x)[..., :length]
 
-    f, final_f = spread(result.f, torch.nan), spread(result.final_f, torch.nan)
-    return result._replace(f=f, final_f=final_f, weights=spread(result.weights, 0.0))
+    aux = result.aux
+    f, final_f = spread(aux.f, torch.nan), spread(aux.final_f, torch.nan)
+    return result._replace(aux=aux._replace(f=f, final_f=final_f, weights=spread(aux.weights, 0.0)))
 
 
 def _evictions(layer: SlotLayer, entries: Entries, tokens: Tokens, rules: Rules, history: bool) -> OrderRequest:

@@ -59,14 +59,20 @@ def compute() -> Example:
     """Run both operators on the example. Row i of S is what it adds to F: the next row of F minus its own."""
     x = torch.stack([embed(token) for token in TOKENS])
     query, key, value = ((x @ w)[None, None] for w in weights())  # [B=1, H=1, N, D]
-    standard = selattn.causal_attention(query, key, value, return_weights=True)
-    selective = selattn.selective_attention(query, key, value, return_f=True, return_final_f=True, return_weights=True)
-    F, after = selective.f[0, 0], selective.final_f[0]  # `after` is the row of F that a next token would have
+    standard, standard_aux = selattn.causal_attention(query, key, value, return_aux=selattn.AuxRequest(weights=True))
+    selective, aux = selattn.selective_attention(
+        query, key, value, return_aux=selattn.AuxRequest(f=True, final_f=True, weights=True)
+    )
+    assert aux.f is not None
+    assert aux.final_f is not None
+    assert aux.weights is not None
+    assert standard_aux.weights is not None
+    F, after = aux.f[0, 0], aux.final_f[0]  # `after` is the row of F that a next token would have
     return Example(
         S=torch.cat([F, after]).diff(dim=0),
         F=F,
-        standard=standard.weights[0, 0],
-        selective=selective.weights[0, 0],
-        standard_answer=standard.output[0, 0, -1],
-        selective_answer=selective.output[0, 0, -1],
+        standard=standard_aux.weights[0, 0],
+        selective=aux.weights[0, 0],
+        standard_answer=standard[0, 0, -1],
+        selective_answer=selective[0, 0, -1],
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.errors import SelattnError
-from selattn.ops import backends, selective_attention
+from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils.memory import available_memory
 from selattn.utils.timing import medians
 
@@ -82,8 +82,9 @@ def living_share(tensors: tuple[Tensor, ...]) -> float:
     if backends()["cpu"] is not None:
         return 1.0
     with torch.no_grad():
-        living: Tensor = selective_attention(query, key, value, return_living=True, backend="cpu").living
-    return living.mean().item()
+        _, aux = selective_attention(query, key, value, return_aux=AuxRequest(living=True), backend="cpu")
+    assert aux.living is not None
+    return aux.living.mean().item()
 
 
 def measure(tensors: tuple[Tensor, ...], names: list[str], repeats: int) -> list[dict[str, Any]]:

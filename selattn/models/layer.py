@@ -29,5 +29,6 @@ class SelectiveDecoderLayer(GradientCheckpointingLayer):
         mixed, result = self.attention(self.attention_norm(x), context)
         x = x + self.dropout(mixed)
         x = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        kept = None if result.memory is None else kept_tokens(result.memory, context.sequences)
-        return x, kept, result.f, result.weights, result.evicted_at
+        aux = result.aux
+        kept = None if aux.memory is None else kept_tokens(aux.memory, context.sequences)
+        return x, kept, aux.f, aux.weights, result.evicted_at

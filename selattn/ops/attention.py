@@ -7,21 +7,88 @@ causal_attention      the baselines that the paper trains: standard, local windo
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 
 from selattn.ops import autocast, checks
 from selattn.ops.backends import dispatch
+from selattn.ops.backends.base import Backend
 from selattn.ops.patterns import Pattern
 from selattn.ops.precision import compute_dtype
-from selattn.ops.request import AuxRequest, Request
+from selattn.ops.request import AuxOutput, AuxRequest, Request
 from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 
 DEFAULT_SELECTION = Selection()
+
+
+class KernelOptions(TypedDict, total=False):
+    """How a backend may compute, beside what.
+
+    Attributes:
+        tolerance: the attention mass that a row may lose to columns that are left out because they are masked for good.
+            The default, 2^-24, is below fp32's rounding; 0 leaves nothing out. Only "cpu" and "triton" leave any out.
+            With "cpu" the values that a row loses also add up to no more than that share of the smallest one (but 0).
+    """
+
+    tolerance: float
+
+
+class _Common(TypedDict, total=False):
+    """What both operators take beside the arguments of `scaled_dot_product_attention`."""
+
+    sequences: Sequences | None
+    window: int | None
+    softcap: float | None
+    visible_until: Tensor | None
+    kernel_options: KernelOptions | None
+    backend: str | Backend
+
+
+class _Selective(_Common, total=False):
+    selection: Selection
+    selection_query: Tensor | None
+    selection_key: Tensor | None
+    strength: float | Tensor
+    initial_f: Tensor | None
+    tau: float
+
+
+class _Causal(_Common, total=False):
+    pattern: Pattern | None
+
+
+@overload
+def selective_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_aux: None = None,
+    **options: Unpack[_Selective],
+) -> Tensor: ...
+@overload
+def selective_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_aux: AuxRequest,
+    **options: Unpack[_Selective],
+) -> tuple[Tensor, AuxOutput]: ...
 
 
 def selective_attention(
@@ -44,14 +111,10 @@ def selective_attention(
     visible_until: Tensor | None = None,
     initial_f: Tensor | None = None,
     tau: float = 1.0,
-    return_f: bool = False,
-    return_memory: bool = False,
-    return_final_f: bool = False,
-    return_weights: bool = False,
-    return_living: bool = False,
-    tolerance: float = 2.0**-24,
-    backend: str = "auto",
-) -> Any:
+    return_aux: AuxRequest | None = None,
+    kernel_options: KernelOptions | None = None,
+    backend: str | Backend = "auto",
+) -> Tensor | tuple[Tensor, AuxOutput]:
     """Selective attention: softmax(scale Q K^T - F) V with F[i, j] = sum over j < k < i of relu(head 0's logit[k, j]).
 
     The first eight arguments are those of `scaled_dot_product_attention`, with three differences: attention is always
@@ -80,45 +143,62 @@ def selective_attention(
         visible_until: integers [B, M] or [B, 1 or G, M]: key j is seen by row i only if i < visible_until[..., j]. Rows
             are counted in key positions. This is what pruning is; `selattn.eviction_order` makes it.
         initial_f: [B, S, M - N], F with which the first query begins: what the queries before it have selected
-            (`Attention.final_f` of an earlier call). Required when N < M: without it, everything that was masked would
-            be seen again.
+            (`final_f` of an earlier call). Required when N < M: without it, everything that was masked would be seen
+            again.
         tau: the clamp of the memory M_i.
-        return_f: return F, [B, S, N, M].
-        return_memory: return M_i, [B, S, N].
-        return_final_f: return F with which a next query would begin, [B, S, M].
-        return_weights: return the attention weights, [B, H, N, M].
-        return_living: return the share of the visible pairs that was computed, [B].
-        tolerance: the attention mass that a row may lose to columns that are left out because they are masked for
-            good. The default is below fp32's rounding; 0 leaves nothing out. Only "cpu" and "triton" leave any out.
-            With "cpu" the values that a row loses also add up to no more than that share of the smallest one (but 0).
-        backend: "auto", or a name from `selattn.ops.backends()`.
+        return_aux: what to return beside the output. See `AuxRequest` and `AuxOutput`.
+        kernel_options: how to compute it. See `KernelOptions`.
+        backend: "auto", a name from `selattn.ops.backends()`, or a `selattn.ops.Backend` of your own.
 
     Returns:
-        The output [B, H, N, Dv]; with any `return_*`, an `Attention` tuple with that and what was asked for. All of it
-        has gradients with respect to query, key, value, a floating point attn_mask, the separate form and initial_f.
+        The output [B, H, N, Dv]; with `return_aux`, the output and an `AuxOutput`. All of it has gradients with respect
+        to query, key, value, a floating point attn_mask, the separate form and initial_f.
     """
-    checks.kinds(selection=selection, strength=strength, tau=tau, tolerance=tolerance)
-    checks.kinds(return_f=return_f, return_memory=return_memory, return_final_f=return_final_f)
-    checks.kinds(return_weights=return_weights, return_living=return_living)
+    checks.kinds(selection=selection, strength=strength, tau=tau)
     checks.optional(selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
-    checks.kinds(query=query, key=key, value=value, is_causal=is_causal, backend=backend)
+    checks.kinds(query=query, key=key, value=value, is_causal=is_causal)
     if not is_causal:
         raise checks.error("selective attention is causal: leave is_causal at True")
     query, key, value, selection_query, selection_key = autocast.cast(query, key, value, selection_query, selection_key)
-    rules = Rules(selection, strength, window, None, scale, softcap, dropout_p, tau, tolerance)
-    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until)
+    rules = Rules(selection, strength, window, None, scale, softcap, dropout_p, tau)
+    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until, kernel_options)
     checks.places(query, selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
     checks.selection(query, key, selection, selection_query, selection_key)
     checks.positive("tau", tau)
-    checks.tolerance(tolerance)
     checks.strength(strength)
-    request = request._replace(
-        selection_query=selection_query,
-        selection_key=selection_key,
-        wanted=AuxRequest(return_f, return_memory, return_final_f, return_weights, return_living),
-    )
+    request = request._replace(selection_query=selection_query, selection_key=selection_key)
     request = request._replace(initial_f=_initial_f(request, initial_f))
-    return _run(request, backend)
+    return _run(request, return_aux, backend)
+
+
+@overload
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_aux: None = None,
+    **options: Unpack[_Causal],
+) -> Tensor: ...
+@overload
+def causal_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = True,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,
+    return_aux: AuxRequest,
+    **options: Unpack[_Causal],
+) -> tuple[Tensor, AuxOutput]: ...
 
 
 def causal_attention(
@@ -136,21 +216,22 @@ def causal_attention(
     pattern: Pattern | None = None,
     softcap: float | None = None,
     visible_until: Tensor | None = None,
-    return_weights: bool = False,
-    backend: str = "auto",
-) -> Any:
+    return_aux: AuxRequest | None = None,
+    kernel_options: KernelOptions | None = None,
+    backend: str | Backend = "auto",
+) -> Tensor | tuple[Tensor, AuxOutput]:
     """Attention with no F: standard causal, a local window, or a sparse pattern. Arguments as in `selective_attention`.
 
     `pattern` is a `Strided` or `Fixed` of Child et al. (2019); positions are counted inside each sequence.
     """
     checks.optional(pattern=pattern)
-    checks.kinds(query=query, key=key, value=value, is_causal=is_causal, return_weights=return_weights, backend=backend)
+    checks.kinds(query=query, key=key, value=value, is_causal=is_causal)
     if not is_causal:
         raise checks.error("causal_attention is causal: leave is_causal at True")
     query, key, value = autocast.cast(query, key, value)
     rules = Rules(None, 1.0, window, pattern, scale, softcap, dropout_p)
-    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until)
-    return _run(request._replace(wanted=AuxRequest(weights=return_weights)), backend)
+    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until, kernel_options)
+    return _run(request, return_aux, backend)
 
 
 def _request(
@@ -162,6 +243,7 @@ def _request(
     enable_gqa: bool,
     sequences: Sequences | None,
     visible_until: Tensor | None,
+    kernel_options: KernelOptions | None,
 ) -> Request:
     """What selective and standard attention have in common, checked."""
     checks.kinds(dropout_p=rules.dropout_p, enable_gqa=enable_gqa)
@@ -188,6 +270,9 @@ def _request(
         checks.sequences(sequences, key)
     if rules.softcap == math.inf:  # a cap that nothing reaches
         rules = rules._replace(softcap=None)
+    if kernel_options is not None:
+        checks.kernel_options(kernel_options, KernelOptions.__annotations__)
+        rules = rules._replace(**kernel_options)
     start = None if sequences is None else sequences.start
     return Request(query, key, value, rules, start=start, until=until, mask=mask, bias=bias)
 
@@ -200,7 +285,10 @@ def _initial_f(request: Request, initial_f: Tensor | None) -> Tensor | None:
     return torch.nn.functional.pad(initial_f.to(compute_dtype(request.query.dtype)), (0, request.query.shape[-2]))
 
 
-def _run(request: Request, backend: str) -> Any:
+def _run(request: Request, return_aux: AuxRequest | None, backend: str | Backend) -> Tensor | tuple[Tensor, AuxOutput]:
     """The output, or with it what else was asked for."""
-    result = dispatch.attend(request, backend)
-    return result if any(request.wanted) else result.output
+    if return_aux is None:
+        return dispatch.attend(request, backend).output
+    checks.aux_request(return_aux, request.rules)
+    output, aux, _ = dispatch.attend(request._replace(wanted=return_aux), backend)
+    return output, aux

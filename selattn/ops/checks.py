@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops.patterns import Fixed, Strided
-from selattn.ops.request import Request
+from selattn.ops.request import AuxRequest, Request
+from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
+from selattn.utils.suggest import unknown
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -26,12 +29,12 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("dropout_p", "scale", "softcap", "tau", "tolerance"), _NUMBER),
     "strength": ((*_NUMBER[0], Tensor), "a number or a 0-d tensor"),
     "window": ((int, torch.SymInt), "a whole number of keys, at least 1 (the query's own)"),
-    **dict.fromkeys(("is_causal", "enable_gqa", "return_f", "return_memory", "return_final_f"), _FLAG),
-    **dict.fromkeys(("return_weights", "return_living"), _FLAG),
+    **dict.fromkeys(("is_causal", "enable_gqa", *AuxRequest._fields), _FLAG),
     "selection": ((Selection,), "a Selection"),
     "sequences": ((Sequences,), "Sequences"),
     "pattern": ((Strided, Fixed), "a Strided or a Fixed"),
-    "backend": ((str,), "the name of a backend"),
+    "return_aux": ((AuxRequest,), "an AuxRequest, such as AuxRequest(memory=True)"),
+    "kernel_options": ((dict,), "a dictionary, such as {'tolerance': 0.0}"),
 }
 
 
@@ -130,6 +133,25 @@ def tolerance(value: float) -> None:
     """A share of attention."""
     if not 0.0 <= value < 1.0:
         raise error(f"tolerance must be at least 0 and below 1, not {value}")
+
+
+def kernel_options(given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Options that there are, each of its kind."""
+    kinds(kernel_options=given)
+    for name, value in given.items():
+        if name not in known:
+            raise error(unknown("kernel option", str(name), known))
+        kinds(**{name: value})
+    if "tolerance" in given:
+        tolerance(given["tolerance"])
+
+
+def aux_request(given: AuxRequest, rules: Rules) -> None:
+    """Flags, and of what there is: without selection there is no F."""
+    kinds(return_aux=given)
+    kinds(**given._asdict())
+    if given != given.of(rules):
+        raise error("standard attention has no F, and so no memory and no final_f: ask for weights or living only")
 
 
 def attn_mask(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:

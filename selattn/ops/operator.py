@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selattn.ops import transforms
 from selattn.ops.patterns import Pattern, decode_pattern, encode_pattern
-from selattn.ops.request import Attention, Request
+from selattn.ops.request import Attention, AuxOutput, Request
 from selattn.ops.selection import Selection
 
 Call = TypeVar("Call", bound=tuple[Any, ...])
@@ -320,7 +320,7 @@ def attend(operator: Operator[Request, Any], request: Request) -> Attention:
     """The output, and of what else is wanted the results of that name."""
     found = operator(request._replace(gradient=transforms.differentiated(request)))._asdict()
     asked = {name: found.get(name) for name, asked in request.wanted._asdict().items() if asked}
-    return Attention(found["output"], **asked)
+    return Attention(found["output"], AuxOutput(**asked))
 
 
 def _tensors(names: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ from selattn.ops.rules import Rules
 
 
 class AuxRequest(NamedTuple):
-    """What is wanted beside the output; `Attention` says what each is."""
+    """What is wanted beside the output; `AuxOutput` says what each is."""
 
     f: bool = False
     memory: bool = False
@@ -28,6 +28,24 @@ class AuxRequest(NamedTuple):
 
 
 NOTHING = AuxRequest()
+
+
+class AuxOutput(NamedTuple):
+    """What comes back beside the output; what was not asked for is None.
+
+    Attributes:
+        f: [B, S, N, M] the paper's F, fp32 or better. With the default single selection mask S is 1.
+        memory: [B, S, N] the paper's M_i of each row.
+        final_f: [B, S, M] F with which a next query would begin: what all queries so far have selected.
+        weights: [B, H, N, M] the attention weights, before dropout.
+        living: [B] the share of the visible pairs that was computed; below 1 where dead columns were left out.
+    """
+
+    f: Tensor | None = None
+    memory: Tensor | None = None
+    final_f: Tensor | None = None
+    weights: Tensor | None = None
+    living: Tensor | None = None
 
 
 class Request(NamedTuple):
@@ -83,22 +101,14 @@ class Request(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What attention gives back; the parts that were not asked for are None.
+    """What attention gives back.
 
     Attributes:
         output: [B, H, N, Dv].
-        f: [B, S, N, M] the paper's F, fp32 or better. With the default single selection mask S is 1.
-        memory: [B, S, N] the paper's M_i of each row.
-        final_f: [B, S, M] F with which a next query would begin: what all queries so far have selected.
-        weights: [B, H, N, M] the attention weights, before dropout.
-        living: [B] the share of the visible pairs that was computed; below 1 where dead columns were left out.
+        aux: what else was asked for.
         evicted_at: [B, P, M] the row from which a key is gone, with a budget (the operator itself has none).
     """
 
     output: Tensor
-    f: Tensor | None = None
-    memory: Tensor | None = None
-    final_f: Tensor | None = None
-    weights: Tensor | None = None
-    living: Tensor | None = None
+    aux: AuxOutput = AuxOutput()
     evicted_at: Tensor | None = None

@@ -120,10 +120,10 @@ def test_other_results_in_decoding_are_those_of_the_full_forward():
     """F, M_i and the weights of each row: what is kept has the columns of the full forward."""
     case = some_case(budget=20)
     wanted = AuxRequest(f=True, memory=True, weights=True)
-    whole = case.pruned(wanted)
+    whole = case.pruned(wanted).aux
     layer = case.layer()
     for i in range(case.size):
-        row = attend(layer, case.cut(i, i + 1), case.rules, wanted)
+        row = attend(layer, case.cut(i, i + 1), case.rules, wanted).aux
         for got, want in ((row.f, whole.f), (row.weights, whole.weights)):
             assert_close(got, want[..., i : i + 1, : i + 1], rtol=0, atol=1e-9)
         assert_close(row.memory, whole.memory[..., i : i + 1], rtol=0, atol=1e-9)

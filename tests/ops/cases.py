@@ -4,7 +4,7 @@ Hypothesis draws the structure (so that a failure shrinks to the simplest struct
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Fixed, Selection, Sequences, Strided, attention, selective_attention
+from selattn.ops import AuxRequest, Fixed, Selection, Sequences, Strided, attention, selective_attention
 from selattn.ops.backends import strips
 from selattn.ops.patterns import COMBINE
 from selattn.ops.request import Attention
@@ -39,9 +39,29 @@ GIVES = {"cpu": ("memory", "final_f")}
 
 
 def returns(backend, *names):
-    """The arguments that ask for these results, but for those that the backend does not give; default: for all."""
+    """The argument of `attend` for these results, but for those that the backend does not give; default: for all."""
     given = GIVES.get(backend, ("f", "memory", "final_f"))
-    return {f"return_{name}": True for name in names or given if name in given}
+    return {"wanted": tuple(name for name in names or given if name in given)}
+
+
+class Got(NamedTuple):
+    """The output and what else was wanted."""
+
+    output: Any
+    f: torch.Tensor | None = None
+    memory: torch.Tensor | None = None
+    final_f: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    living: torch.Tensor | None = None
+
+
+def attend(*tensors, wanted=(), tolerance=None, **options):
+    """Selective attention, with all that is wanted in one tuple."""
+    if tolerance is not None:
+        options["kernel_options"] = {"tolerance": tolerance}
+    asked = AuxRequest(**dict.fromkeys(wanted, True))
+    output, aux = selective_attention(*tensors, return_aux=asked, **options)
+    return Got(output, *aux)
 
 
 def only(backends, *refused):
@@ -71,10 +91,10 @@ class Case:
 
     def result(self, backend, inputs=None, **more):
         """What the operator gives for this case; for other numbers if `inputs` are given. No column is left out."""
-        more = {"tolerance": 0.0, "backend": backend} | self.options | more
+        wanted = {*self.options.get("wanted", ()), *more.pop("wanted", ())}
+        more = {"tolerance": 0.0, "backend": backend} | self.options | more | {"wanted": wanted}
         with self.in_strips():
-            got = selective_attention(**(inputs or self.inputs), **more)
-        return got if isinstance(got, tuple) else Attention(got)
+            return attend(**(inputs or self.inputs), **more)
 
     def run(self, backend, upstream=None, gradients=True):
         """By name: every result that was asked for, and the gradient of every input.
@@ -97,12 +117,12 @@ class Case:
 
     def differentiable(self, backend):
         """Whether the backend gives gradients for it: the compiled one has none through an initial or final F."""
-        return backend != "cpu" or not ("initial_f" in self.inputs or self.options.get("return_final_f"))
+        return backend != "cpu" or not ("initial_f" in self.inputs or "final_f" in self.options.get("wanted", ()))
 
     def request(self):
         """The `Request` that the backends are given."""
         with mock.patch.object(attention.dispatch, "attend", side_effect=lambda request, _: Attention(request)) as seen:
-            selective_attention(**self.inputs, **self.options)
+            attend(**self.inputs, **self.options)
         return seen.call_args.args[0]
 
     def definition(self):
@@ -236,7 +256,7 @@ def cases(draw, lengths=LENGTHS, all_returns=False, backend="reference"):
                 ]
     can_ask = GIVES.get(backend, ("f", "memory", "final_f")) if continues else ("memory",)
     asked = {name for name in can_ask if all_returns or draw(maybe)}
-    options |= {f"return_{name}": True for name in asked}
+    options["wanted"] = tuple(sorted(asked))
     upstream = {name for name in ("output", *sorted(asked)) if draw(st.sampled_from((True, True, False)))} or {"output"}
     upstream = upstream if everything else upstream - {"final_f"} or {"output"}
     return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS)), upstream)

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from selattn.ops import Selection, Sequences, selective_attention
+from selattn.ops import Selection, Sequences
 from selattn.ops.backends import tile
-from tests.ops.cases import Case
+from tests.ops.cases import Case, attend
 
 DTYPES = (torch.float32, torch.float32, torch.float64, torch.float64, torch.bfloat16)
 VALUES = ("normal", "normal", "normal", "sharp", "huge", "tiny", "equal", "equal rows", "zeros", "denormal", "mixed")
@@ -154,8 +154,7 @@ def draw(seed):
         "strength": chance.choice((1.0, 1.0, 0.25, 0.0)),
         "tau": chance.choice((1.0, 1.0, 0.3, 20.0)),
         "tolerance": chance.choice((small, small, 0.0)),
-        "return_memory": chance.random() < 0.7,
-        "return_final_f": continues,
+        "wanted": (*["memory"] * (chance.random() < 0.7), *["final_f"] * continues),
     }
     if chance.random() < 0.3:
         away = torch.randint(-1, M + M // 2 + 2, (B, M), generator=tensor)
@@ -164,7 +163,7 @@ def draw(seed):
     example = Example(seed, dtype, threads, inputs, options, {}, kinds)
     if not continues:
         example.upstream["output"] = laid_out(chance, numbers(chance, kinds[3], (B, G * shared, N, Dv), dtype, tensor))
-        if options["return_memory"]:
+        if "memory" in options["wanted"]:
             example.upstream["memory"] = torch.randn(B, 1, N, generator=tensor, dtype=torch.float64)
     return example
 
@@ -172,9 +171,7 @@ def draw(seed):
 def run(inputs, options, upstream, backend):
     """By name: the results and the gradients, in fp64."""
     leaves = {name: x.detach().requires_grad_(bool(upstream)) for name, x in inputs.items()}
-    got = selective_attention(**leaves, **options, backend=backend)
-    got = got._asdict() if isinstance(got, tuple) else {"output": got}
-    got = {name: x for name, x in got.items() if x is not None}
+    got = {name: x for name, x in attend(**leaves, **options, backend=backend)._asdict().items() if x is not None}
     found = {name: x.detach().double() for name, x in got.items()}
     if upstream:
         names = [name for name in upstream if name in got]
@@ -191,7 +188,7 @@ def exact(dtype):
 
 def selecting(r):
     """Of the selecting head, where a row may select: its logits, and the sums of their terms' sizes (else 0)."""
-    head = r.selection.heads[0]
+    head = r.rules.selection.heads[0]
     q, k = r.query[:, head], r.key[:, head * r.key.shape[1] // r.query.shape[1]]
     allowed = tile.may_select(r, tile.whole(r), tile.visible(r, tile.whole(r)))[:, 0]
     return r.scale * (q @ k.mT) * allowed, abs(r.scale) * (q.abs() @ k.abs().mT) * allowed
@@ -202,15 +199,15 @@ def kinks(example, r, F):
     eps, smallest = exact(example.dtype).eps, exact(example.dtype).smallest_normal
     logits, size = selecting(r)
     near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * r.query.shape[-1]))
-    slack = 1e3 * eps * (r.tau + F.abs() + size.amax((1, 2), keepdim=True))
-    return r.selection.relu and bool(near.any()), bool(((F - r.tau).abs() <= slack).any())
+    slack = 1e3 * eps * (r.rules.tau + F.abs() + size.amax((1, 2), keepdim=True))
+    return r.rules.selection.relu and bool(near.any()), bool(((F - r.rules.tau).abs() <= slack).any())
 
 
 def rounding_of_memory(example, r, F):
     """What rounding may do to M: of its sum over the keys, one after the other, and of F where it is below tau."""
     eps, keys = exact(example.dtype).eps, r.key.shape[2]
-    of_f = (4 * eps * selecting(r)[1].cumsum(-2)).clamp(max=r.tau) / r.tau
-    return eps * keys**1.5 + (of_f * (F < r.tau)).sum(-1).max()
+    of_f = (4 * eps * selecting(r)[1].cumsum(-2)).clamp(max=r.rules.tau) / r.rules.tau
+    return eps * keys**1.5 + (of_f * (F < r.rules.tau)).sum(-1).max()
 
 
 def rounding_of_f(example, F):
@@ -222,7 +219,7 @@ def rounding_of_weights(example, r, F, weights):
     """What rounding may do to each weight: eps of the exponents, which may be large, and as much of the log-sum-exp."""
     key = r.key.repeat_interleave(r.query.shape[1] // r.key.shape[1], 1)
     logits = r.scale * (r.query @ key.mT)
-    logits = logits if r.softcap is None else r.softcap * (logits / r.softcap).tanh()
+    logits = logits if r.rules.softcap is None else r.rules.softcap * (logits / r.rules.softcap).tanh()
     most = weights.argmax(-1, keepdim=True)
     top = (logits - F.unsqueeze(1)).gather(-1, most).abs()
     of_f = rounding_of_f(example, F).unsqueeze(1).expand_as(weights)
@@ -251,9 +248,9 @@ def rounding(example, r, F, weights):
     d_logits = off * terms + (off + torch.finfo(example.dtype).eps * weights) * (weights * terms).sum(-1, keepdim=True)
     d_f = (weights * (terms + (weights * terms).sum(-1, keepdim=True))).sum(1)
     if "memory" in example.upstream:
-        d_f = d_f + example.upstream["memory"][:, 0, :, None].abs() / r.tau
+        d_f = d_f + example.upstream["memory"][:, 0, :, None].abs() / r.rules.tau
     later = (d_logits.sum(1) + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2)
-    d_logits[:, r.selection.heads[0]] += later
+    d_logits[:, r.rules.selection.heads[0]] += later
 
     def of_keys(x):  # the heads that share one add up
         return x.unflatten(1, (-1, shared)).sum(2)
@@ -283,7 +280,7 @@ def check(seed):
     example = draw(seed)
     in_fp64 = {name: x.double() for name, x in example.inputs.items()}
     case = Case(in_fp64, example.options, None, 0)
-    whole = case.result("reference", return_f=True, return_weights=True)
+    whole = case.result("reference", wanted=("f", "weights"))
     F, request = whole.f[:, 0], case.request()
     near_relu, near_tau = kinks(example, request, F)
     if near_tau:

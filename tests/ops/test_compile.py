@@ -9,7 +9,7 @@ from selattn.ops import AuxRequest, Fixed, Selection, Sequences, Strided, causal
 from selattn.ops.backends import chunked, cpu, sdpa
 from selattn.ops.request import Request
 from selattn.ops.rules import Rules
-from tests.ops.cases import BACKENDS, only
+from tests.ops.cases import BACKENDS, attend, only
 
 B, N = 2, 37
 
@@ -28,15 +28,13 @@ def leaves():
 
 
 def padded(q, k, v, mask, backend):
-    got = selective_attention(q, k, v, mask[:, None, None], enable_gqa=True, return_memory=True, backend=backend)
+    got = attend(q, k, v, mask[:, None, None], enable_gqa=True, backend=backend, wanted=("memory",))
     return got.output.sum() + got.memory.amax(-1).sum()
 
 
 def packed(q, k, v, ids, backend):
     sequences = Sequences.from_documents(ids)
-    got = selective_attention(
-        q, k, v, sequences=sequences, enable_gqa=True, window=9, return_f=True, return_final_f=True, backend=backend
-    )
+    got = attend(q, k, v, sequences=sequences, enable_gqa=True, window=9, backend=backend, wanted=("f", "final_f"))
     return got.output.sum() + got.f.sin().sum() + got.final_f.sin().sum()
 
 
@@ -65,8 +63,8 @@ def sparse(q, k, v, _, backend):
 
 
 def evicted(q, k, v, until, backend):
-    got = selective_attention(
-        q, k, v, visible_until=until, window=20, strength=0.7, enable_gqa=True, return_memory=True, backend=backend
+    got = attend(
+        q, k, v, visible_until=until, window=20, strength=0.7, enable_gqa=True, backend=backend, wanted=("memory",)
     )
     return got.output.sin().sum() + got.memory.sin().sum()
 
@@ -151,8 +149,8 @@ def test_another_length_does_not_recompile(backend):
 
 DYNAMIC = {
     "documents": lambda x, n, b: causal_attention(x, x, x, sequences=Sequences.from_documents(n // 9), backend=b),
-    "mask": lambda x, n, b: selective_attention(x, x, x, (n > 1)[:, None, None], return_memory=True, backend=b),
-    "until": lambda x, n, b: selective_attention(x, x, x, visible_until=n + 9, return_living=True, backend=b),
+    "mask": lambda x, n, b: attend(x, x, x, (n > 1)[:, None, None], backend=b, wanted=("memory",)),
+    "until": lambda x, n, b: attend(x, x, x, visible_until=n + 9, backend=b, wanted=("living",)),
     "both": lambda x, n, b: selective_attention(
         x, x, x, visible_until=n + 9, sequences=Sequences.from_mask(n > 1), window=20, backend=b
     ),

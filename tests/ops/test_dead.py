@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from selattn.ops import Selection, Sequences, causal_attention, selective_attention
-from tests.ops.cases import BACKENDS
+from tests.ops.cases import BACKENDS, attend
 
 B, N, BLOCK, DEFAULT = 2, 470, 96, 2.0**-24
 PACKED = Sequences.from_documents(torch.arange(N)[None] // torch.tensor([[240], [400]]))
@@ -47,12 +47,12 @@ def inputs(dtype=torch.float64, groups=4, size=16, value_size=16, gain=3.0):
 def situation(kind, dtype=torch.float64):
     options = dict(KINDS[kind])
     leaves = inputs(dtype, **{name: options.pop(name) for name in ("groups", "size", "value_size") if name in options})
-    return leaves, options | {"enable_gqa": True, "return_memory": True}
+    return leaves, options | {"enable_gqa": True}
 
 
 def results(leaves, options, backend, upstream, tolerance=DEFAULT):
     """The output, M and the gradients, in fp64; and the living share."""
-    got = selective_attention(*leaves, **options, return_living=True, tolerance=tolerance, backend=backend)
+    got = attend(*leaves, **options, tolerance=tolerance, backend=backend, wanted=("memory", "living"))
     loss = sum((x * g).sum() for x, g in zip((got.output, got.memory), upstream, strict=True))
     gradients = torch.autograd.grad(loss, leaves)
     return [x.detach().double() for x in (got.output, got.memory, *gradients)], got.living
@@ -106,13 +106,18 @@ def test_the_mass_that_a_row_loses_is_bounded(tolerance):
     """With values of 1 in a dead column and 0 elsewhere the output is the mass that is missing."""
     q, k, v = (x.detach() for x in inputs())
     ones = torch.ones_like(v)
-    got = selective_attention(q, k, v, tolerance=tolerance, return_living=True, backend="cpu")
-    exact = selective_attention(q, k, v, tolerance=0.0, backend="cpu")
+    got = attend(q, k, v, tolerance=tolerance, backend="cpu", wanted=("living",))
+    exact = selective_attention(q, k, v, kernel_options={"tolerance": 0.0}, backend="cpu")
     assert (got.output - exact).abs().max() <= 2 * tolerance * v.abs().max()
     assert (got.output - exact).abs().max() > 0
-    closer = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    closer = attend(q, k, v, backend="cpu", wanted=("living",)).living
     assert (got.living < closer).all()
-    assert_close(selective_attention(q, k, ones, tolerance=tolerance, backend="cpu"), ones, rtol=0, atol=1e-12)
+    assert_close(
+        selective_attention(q, k, ones, kernel_options={"tolerance": tolerance}, backend="cpu"),
+        ones,
+        rtol=0,
+        atol=1e-12,
+    )
 
 
 def living_by_hand(q, k, v, F, tolerance, tau, seen):
@@ -137,8 +142,8 @@ def living_by_hand(q, k, v, F, tolerance, tau, seen):
 @pytest.mark.parametrize("tolerance", [DEFAULT, 1e-2, 0.0])
 def test_living_share_is_the_one_counted_by_hand(tolerance, tau):
     q, k, v = (x.detach() for x in inputs())
-    F = selective_attention(q, k, v, return_f=True, backend="reference").f
-    got = selective_attention(q, k, v, return_living=True, tolerance=tolerance, tau=tau, backend="cpu").living
+    F = attend(q, k, v, backend="reference", wanted=("f",)).f
+    got = attend(q, k, v, tolerance=tolerance, tau=tau, backend="cpu", wanted=("living",)).living
     want = torch.ones(B)
     if tolerance:
         want = living_by_hand(q, k, v, F, tolerance, tau, torch.ones(N, N, dtype=torch.bool).tril())
@@ -155,9 +160,9 @@ def test_what_a_row_loses_is_little_beside_its_own_values(kind, tolerance):
     old = torch.arange(N)[:, None] < 200
     for large in (size, torch.where(old, 1e8, 1.0)):
         values = v.detach() * large
-        given = {"return_living": True, "backend": "cpu"} | {x: y for x, y in options.items() if x != "return_memory"}
-        got = selective_attention(q, k, values, tolerance=tolerance, **given)
-        exact = selective_attention(q, k, values, tolerance=0.0, **given).output
+        given = {"backend": "cpu", **options}
+        got = attend(q, k, values, tolerance=tolerance, wanted=("living",), **given)
+        exact = selective_attention(q, k, values, kernel_options={"tolerance": 0.0}, **given)
         small = values.abs().amax(-1).amin(-1).repeat_interleave(4 // v.shape[1], 1)[..., None]
         lost, own = (got.output - exact).abs().amax(-1), exact.abs().amax(-1)
         assert (lost <= tolerance * (small + own) + 1e-12 * own).all()
@@ -165,7 +170,7 @@ def test_what_a_row_loses_is_little_beside_its_own_values(kind, tolerance):
 
 
 @pytest.mark.parametrize("large", [1.0, 1e4, 1e8])
-def test_a_large_value_has_to_be_forgotten_more(large):
+def test_a_large_value_has_to_be_masked_more(large):
     """One key has the logit a for all queries, so that F is a for each row after it; all other logits are 0.
 
     The bound is then as tight as can be, and the key just dead at row 96 if its value is as large as the others.
@@ -176,9 +181,9 @@ def test_a_large_value_has_to_be_forgotten_more(large):
     v = torch.rand(1, 1, n, 4, dtype=torch.float64)
     v[..., 0] = 1.0
     v[:, :, 1] *= large
-    given = {"scale": 1.0, "return_living": True, "backend": "cpu"}
-    got = selective_attention(q, k, v, **given)
-    exact = selective_attention(q, k, v, tolerance=0.0, **given).output
+    given = {"scale": 1.0, "backend": "cpu"}
+    got = attend(q, k, v, wanted=("living",), **given)
+    exact = selective_attention(q, k, v, kernel_options={"tolerance": 0.0}, **given)
     assert (got.living < 1).all() == (large == 1.0)
     lost = (got.output - exact).abs().amax(-1)
     assert (lost <= DEFAULT * (1.0 + exact.abs().amax(-1))).all()
@@ -187,14 +192,14 @@ def test_a_large_value_has_to_be_forgotten_more(large):
 def test_values_of_zero_let_columns_die():
     """The smallest value is the smallest that is not 0; and where padding is small, that does not count."""
     q, k, v = (x.detach() for x in inputs())
-    want = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    want = attend(q, k, v, backend="cpu", wanted=("living",)).living
     v[:, :, ::7] = 0.0
-    got = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    got = attend(q, k, v, backend="cpu", wanted=("living",)).living
     assert (got <= want + 1e-2).all()
     v[:, :, :30] = 1e-30
     padded = {"sequences": Sequences.from_mask((torch.arange(N) >= 30).expand(B, N))}
-    among_padding = selective_attention(q, k, v, return_living=True, backend="cpu", **padded).living
-    real = selective_attention(q, k, v, return_living=True, backend="cpu").living
+    among_padding = attend(q, k, v, backend="cpu", **padded, wanted=("living",)).living
+    real = attend(q, k, v, backend="cpu", wanted=("living",)).living
     assert (among_padding < want + 0.05).all()
     assert (real > want + 0.1).all()
 
@@ -202,7 +207,7 @@ def test_values_of_zero_let_columns_die():
 @pytest.mark.parametrize("backend", [name for name in BACKENDS if name != "cpu"])
 def test_the_others_leave_nothing_out(backend):
     leaves = inputs()
-    got = selective_attention(*leaves, return_living=True, tolerance=0.5, backend=backend)
+    got = attend(*leaves, tolerance=0.5, backend=backend, wanted=("living",))
     assert got.living.tolist() == [1.0] * B
     assert_close(got.output, selective_attention(*leaves, backend=backend), rtol=0, atol=0)
 
@@ -212,15 +217,15 @@ def test_the_others_leave_nothing_out(backend):
     [
         {"selection": Selection(relu=False)},
         {"selection": Selection(shift=False, protect_self=False)},
-        {"return_final_f": True},
+        {"wanted": ("living", "final_f")},
     ],
     ids=str,
 )
 def test_where_a_column_could_come_back_nothing_is_left_out(options):
     """F may fall again; a row's own key may be masked; the final F is that of all columns."""
     q, k, v = (x.detach() for x in inputs())
-    got = selective_attention(q, k, v, return_living=True, backend="cpu", **options)
-    want = selective_attention(q, k, v, return_living=True, backend="reference", **options)
+    options = {"wanted": ("living",), **options}
+    got, want = (attend(q, k, v, backend=backend, **options) for backend in ("cpu", "reference"))
     assert got.living.tolist() == [1.0] * B
     assert_close(got.output, want.output, rtol=0, atol=1e-11)
     assert got.final_f is want.final_f is None or (got.final_f - want.final_f).abs().max() < 1e-10
@@ -229,7 +234,7 @@ def test_where_a_column_could_come_back_nothing_is_left_out(options):
 def test_a_row_that_sees_nothing_has_all_of_it():
     q, k, v = (x.detach() for x in inputs())
     empty = Sequences.from_mask(torch.zeros(B, N))
-    assert selective_attention(q, k, v, sequences=empty, return_living=True, backend="cpu").living.tolist() == [1.0] * B
+    assert attend(q, k, v, sequences=empty, backend="cpu", wanted=("living",)).living.tolist() == [1.0] * B
 
 
 def test_a_first_token_that_the_initial_f_has_masked_keeps_nothing_from_living():

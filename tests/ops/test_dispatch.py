@@ -10,7 +10,7 @@ from selattn.errors import SelattnError
 from selattn.ops import backends, causal_attention, selective_attention
 from selattn.ops.backends import dispatch
 from selattn.ops.request import Attention, AuxRequest
-from tests.ops.cases import BACKENDS, SHORT, cases, examples
+from tests.ops.cases import BACKENDS, SHORT, attend, cases, examples
 
 X = torch.randn(1, 2, 4, 3)
 
@@ -61,19 +61,19 @@ def chosen(**options):
         )
 
     with mock.patch.dict(dispatch.BACKENDS, {name: spy(name, m) for name, m in dispatch.BACKENDS.items()}):
-        selective_attention(*([options.pop("x", X)] * 3), **options)
+        attend(*([options.pop("x", X)] * 3), **options)
     return ran
 
 
 def test_auto_is_compiled_where_it_can_and_else_chunked():
     assert chosen() == ["cpu"]
-    assert chosen(x=X.bfloat16(), window=2, softcap=3.0, return_memory=True, return_living=True) == ["cpu"]
-    assert chosen(return_f=True) == ["chunked"]
+    assert chosen(x=X.bfloat16(), window=2, softcap=3.0, wanted=("memory", "living")) == ["cpu"]
+    assert chosen(wanted=("f",)) == ["chunked"]
     assert chosen(x=X.half()) == ["chunked"]
     assert chosen(dropout_p=0.1) == ["chunked"]
-    assert chosen(return_final_f=True) == ["cpu"]
-    assert chosen(x=X.clone().requires_grad_(), return_final_f=True) == ["chunked"]
-    assert chosen(return_weights=True) == ["reference"]
+    assert chosen(wanted=("final_f",)) == ["cpu"]
+    assert chosen(x=X.clone().requires_grad_(), wanted=("final_f",)) == ["chunked"]
+    assert chosen(wanted=("weights",)) == ["reference"]
 
 
 def test_auto_is_chunked_where_nothing_was_compiled():
@@ -115,7 +115,8 @@ def test_compiled_refuses_nothing_of_its_own(case):
 def test_only_what_was_asked_for_comes_back():
     assert isinstance(selective_attention(X, X, X), torch.Tensor)
     assert isinstance(causal_attention(X, X, X), torch.Tensor)
-    for name in ("f", "memory", "final_f", "weights", "living"):
+    for name in AuxRequest._fields:
         for backend in ("auto", "reference"):
-            got = selective_attention(X, X, X, backend=backend, **{f"return_{name}": True})
-            assert [field for field, x in got._asdict().items() if x is not None] == ["output", name]
+            output, aux = selective_attention(X, X, X, backend=backend, return_aux=AuxRequest(**{name: True}))
+            assert output.shape == X.shape
+            assert [field for field, x in aux._asdict().items() if x is not None] == [name]

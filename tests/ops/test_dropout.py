@@ -11,7 +11,7 @@ from selattn.ops.backends import strips
 from selattn.ops.backends.tile import Tile
 from selattn.ops.request import Request
 from selattn.ops.rules import Rules
-from tests.ops.cases import BACKENDS, only
+from tests.ops.cases import BACKENDS, attend, only
 
 DROPPING = only(BACKENDS, "cpu")
 
@@ -59,8 +59,8 @@ def test_none_is_no_dropout(backend):
 @pytest.mark.parametrize("backend", DROPPING)
 def test_f_is_not_dropped(backend):
     q, k, v = normal(1, 2, 40, 4), normal(1, 2, 40, 4), normal(1, 2, 40, 4)
-    options = {"return_f": True, "return_memory": True, "backend": backend}
-    got, want = (selective_attention(q, k, v, dropout_p=p, **options) for p in (0.9, 0.0))
+    options = {"wanted": ("f", "memory"), "backend": backend}
+    got, want = (attend(q, k, v, dropout_p=p, **options) for p in (0.9, 0.0))
     assert torch.equal(got.f, want.f)
     assert torch.equal(got.memory, want.memory)
     assert (got.output - want.output).abs().max() > 0.1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from selattn.errors import SelattnError
-from selattn.ops import Fixed, Selection, Sequences, Strided, causal_attention, selective_attention
+from selattn.ops import AuxRequest, Fixed, Selection, Sequences, Strided, causal_attention, selective_attention
 
 B, H, N, M, D = 2, 4, 3, 5, 6
 Q, K, V = torch.randn(B, H, N, D), torch.randn(B, H, M, D), torch.randn(B, H, M, 7)
@@ -71,9 +71,9 @@ WRONG = {
     "window of 2.0": ({"window": 2.0}, "window must be a whole number of keys, .*not 2.0"),
     "infinite window": ({"window": math.inf}, "window must be a whole number of keys, .*not inf"),
     "true as window": ({"window": True}, "window must be a whole number of keys, .*not True"),
-    "tolerance of 1": ({"tolerance": 1.0}, "tolerance must be at least 0 and below 1, not 1.0"),
-    "tolerance below 0": ({"tolerance": -1e-9}, "tolerance must be at least 0"),
-    "tolerance not a number": ({"tolerance": math.nan}, "tolerance must be .*not nan"),
+    "tolerance of 1": ({"kernel_options": {"tolerance": 1.0}}, "tolerance must be at least 0 and below 1, not 1.0"),
+    "tolerance below 0": ({"kernel_options": {"tolerance": -1e-9}}, "tolerance must be at least 0"),
+    "tolerance not a number": ({"kernel_options": {"tolerance": math.nan}}, "tolerance must be .*not nan"),
     "tau of 0": ({"tau": 0.0}, "tau must be above 0, not 0.0"),
     "strength above 1": ({"strength": 1.5}, r"strength must be in \[0, 1\], not 1.5"),
     "strength not a number": ({"strength": math.nan}, r"strength must be in \[0, 1\], not nan"),
@@ -141,12 +141,24 @@ WRONG = {
         {"softcap": 3.0, "backend": "sdpa"},
         "backend 'sdpa' cannot do this: .*no soft cap; use reference or chunked or cpu, or auto",
     ),
+    "unknown kernel option": (
+        {"kernel_options": {"tolerence": 0.0}},
+        r"unknown kernel option 'tolerence' \(did you mean 'tolerance'\?\): choose tolerance",
+    ),
+    "kernel option of another kind": (
+        {"kernel_options": {"tolerance": "none"}},
+        "tolerance must be a number, not 'none'",
+    ),
+    "something that is asked for with no truth": (
+        {"return_aux": AuxRequest(weights=1)},
+        "weights must be True or False",
+    ),
     "weights on sdpa": (
-        {"return_weights": True, "backend": "sdpa"},
+        {"return_aux": AuxRequest(weights=True), "backend": "sdpa"},
         "does not give its weights; use reference, or auto",
     ),
     "weights on chunked": (
-        {"return_weights": True, "backend": "chunked"},
+        {"return_aux": AuxRequest(weights=True), "backend": "chunked"},
         "backend 'chunked' cannot do this: .*weights.*; use reference, or auto",
     ),
 }
@@ -171,6 +183,7 @@ FITS = {  # by name of the argument, or of its annotation: what of the above is 
     "bool": {"a truth"},
     "str": {"a string"},
     "Selection": set(),
+    "KernelOptions": {"a dict"},
 }
 
 
@@ -190,8 +203,11 @@ COMPILED = {
         "heads have at most 1024 features",
     ),
     "long values": ({"value": torch.randn(B, H, M, 1025)}, "its heads have at most 1024 features"),
-    "weights": ({"return_weights": True}, "it never holds the attention weights; use reference, or auto"),
-    "F": ({"return_f": True}, "it never holds F; use reference or sdpa or chunked, or auto"),
+    "weights": (
+        {"return_aux": AuxRequest(weights=True)},
+        "it never holds the attention weights; use reference, or auto",
+    ),
+    "F": ({"return_aux": AuxRequest(f=True)}, "it never holds F; use reference or sdpa or chunked, or auto"),
     "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
     "bias": ({"attn_mask": torch.zeros(N, M)}, "it has no additive bias"),
     "mask of pairs": ({"attn_mask": torch.ones(N, M).bool()}, "it takes masks as sequences and windows only"),
@@ -219,7 +235,7 @@ COMPILED = {
             "key": K[:, :, 2:],
             "value": V[:, :, 2:],
             "initial_f": None,
-            "return_final_f": True,
+            "return_aux": AuxRequest(final_f=True),
         },
         "no gradient through an initial or final F",
     ),
@@ -267,15 +283,13 @@ def test_refused_by_the_compiled_backend_with_no_selection():
 
 def test_without_gradients_the_compiled_backend_takes_f():
     with torch.no_grad():
-        got = attend(query=Q.clone().requires_grad_(), backend="cpu", return_final_f=True)
-    assert got.final_f.shape == (B, 1, M)
+        _, aux = attend(query=Q.clone().requires_grad_(), backend="cpu", return_aux=AuxRequest(final_f=True))
+    assert aux.final_f.shape == (B, 1, M)
 
 
 # The same of causal_attention, which has no selection.
 SHARED = [
-    name
-    for name, (options, _) in WRONG.items()
-    if not {"initial_f", "selection", "strength", "tau", "tolerance"} & {*options}
+    name for name, (options, _) in WRONG.items() if not {"initial_f", "selection", "strength", "tau"} & {*options}
 ]
 SHARED = [name for name in SHARED if not any(key.startswith("selection_") for key in WRONG[name][0])]
 

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Sequences, causal_attention, selective_attention
-from tests.ops.cases import BACKENDS
+from tests.ops.cases import BACKENDS, attend
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")  # by torch's forward mode itself
 FAST = [name for name in BACKENDS if name != "reference"]
@@ -17,7 +17,7 @@ FORMS = {
     "selective": (selective_attention, {}),
     "standard": (causal_attention, {}),
     "padded": (selective_attention, {"sequences": PADDED}),
-    "memory": (selective_attention, {"return_memory": True, "selection": Selection(1)}),
+    "memory": (attend, {"wanted": ("memory",), "selection": Selection(1)}),
     "window": (causal_attention, {"window": 3}),
 }
 CLEAR = r"^backend '\w+' cannot do this: it has no forward-mode derivative .*; use reference, or auto$"
@@ -118,14 +118,14 @@ def test_vmap(in_dims, backend):
     def stacked(x, dim):
         return x if dim is None else torch.stack([x, 2 * x, -x], dim)
 
-    def attend(*tensors):
-        got = selective_attention(*tensors, sequences=PADDED, enable_gqa=True, return_memory=True, backend=backend)
+    def both(*tensors):
+        got = attend(*tensors, sequences=PADDED, enable_gqa=True, backend=backend, wanted=("memory",))
         return got.output, got.memory
 
     tensors = inputs()
-    got = torch.func.vmap(attend, in_dims)(*(stacked(x, d) for x, d in zip(tensors, in_dims, strict=True)))
+    got = torch.func.vmap(both, in_dims)(*(stacked(x, d) for x, d in zip(tensors, in_dims, strict=True)))
     for i, factor in enumerate((1, 2, -1)):
-        want = attend(*(x if d is None else factor * x for x, d in zip(tensors, in_dims, strict=True)))
+        want = both(*(x if d is None else factor * x for x, d in zip(tensors, in_dims, strict=True)))
         assert_close([x[i] for x in got], list(want), rtol=0, atol=1e-12)
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from selattn.ops import Selection, selective_attention
-from tests.ops.cases import BACKENDS, examples, only, returns
+from tests.ops.cases import BACKENDS, attend, examples, only, returns
 from tests.ops.literal import pseudo_code
 
 LENGTHS = st.sampled_from((1, 2, 7, 33))
@@ -38,10 +38,10 @@ def test_grouped_heads_are_the_repeated_heads(backend, groups, shared, n, data):
     # The compiled backend has one order of eviction for all heads.
     until = torch.randint(0, 2 * n + 1, (2, n) if backend == "cpu" else (2, groups, n))
     options = {"selection": Selection(head), **returns(backend, "f", "memory"), "tolerance": 0.0, "backend": backend}
-    got = selective_attention(q, k, v, visible_until=until, enable_gqa=True, **options)
+    got = attend(q, k, v, visible_until=until, enable_gqa=True, **options)
     k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     until = until if until.ndim == 2 else until.repeat_interleave(shared, 1)
-    want = selective_attention(q, k, v, visible_until=until, **options)
+    want = attend(q, k, v, visible_until=until, **options)
     assert_same_with_gradients(got[:3], want[:3], leaves)
 
 
@@ -54,13 +54,13 @@ def test_each_selection_mask_is_its_group_alone(backend, masks, size, grouped, n
     chosen = data.draw(st.tuples(*[st.integers(0, heads - 1)] * masks))
     kv = 1 if grouped else heads
     leaves = q, k, v = [normal(2, h, n, d).requires_grad_() for h, d in ((heads, 5), (kv, 5), (kv, 3))]
-    options = {"return_f": True, "return_memory": True, "backend": backend, "enable_gqa": grouped}
-    got = selective_attention(q, k, v, selection=Selection(chosen), **options)
+    options = {"wanted": ("f", "memory"), "backend": backend, "enable_gqa": grouped}
+    got = attend(q, k, v, selection=Selection(chosen), **options)
     parts = []
     for group, head in enumerate(chosen):
         members = [head, *range(group * size, (group + 1) * size)]
         keys, values = (k, v) if grouped else (k[:, members], v[:, members])
-        alone = selective_attention(q[:, members], keys, values, **options)
+        alone = attend(q[:, members], keys, values, **options)
         parts.append((alone.output[:, 1:], alone.f, alone.memory))
     want = tuple(torch.cat(x, 1) for x in zip(*parts, strict=True))
     assert_same_with_gradients(got[:3], want, leaves)
@@ -80,7 +80,7 @@ def test_one_mask_named_twice_is_one_mask(backend):
 )
 def test_any_head_size(size, value_size, backend):
     leaves = [normal(2, 2, 33, d).requires_grad_() for d in (size, size, value_size)]
-    got = selective_attention(*leaves, **returns(backend, "f", "memory"), tolerance=0.0, backend=backend)
+    got = attend(*leaves, **returns(backend, "f", "memory"), tolerance=0.0, backend=backend)
     want, F = pseudo_code(*leaves)
     M = torch.arange(1, 34) - F.clamp(max=1).sum(-1)
     want = (want, None if backend == "cpu" else F.unsqueeze(1), M.unsqueeze(1))

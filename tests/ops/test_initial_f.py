@@ -6,9 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Selection, Sequences, selective_attention
+from selattn.ops import Selection, Sequences
 from selattn.ops.selection import accumulate, accumulate_backward, step
-from tests.ops.cases import BACKENDS, STRIPS, Case, assert_same, examples, only, returns, rows, selections, sequences
+from tests.ops.cases import (
+    BACKENDS,
+    STRIPS,
+    Case,
+    assert_same,
+    attend,
+    examples,
+    only,
+    returns,
+    rows,
+    selections,
+    sequences,
+)
 from tests.ops.literal import definition
 
 
@@ -88,9 +100,9 @@ def test_decoding_a_left_padded_batch_is_each_row_alone(backend):
     mask = torch.arange(N) >= N - torch.tensor(lengths)[:, None]
     before, rows = None, []
     for t in range(1, N + 1):
-        got = selective_attention(
+        got = attend(
             q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t],
-            sequences=Sequences.from_mask(mask[:, :t]), initial_f=before, backend=backend, return_final_f=True,
+            sequences=Sequences.from_mask(mask[:, :t]), initial_f=before, backend=backend, wanted=("final_f",),
         )  # fmt: skip
         before = got.final_f
         rows.append(got.output)

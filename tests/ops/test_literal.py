@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from selattn.ops import Selection, causal_attention, selective_attention
 from selattn.ops.backends import dispatch
-from tests.ops.cases import BACKENDS, SHORT, cases, examples, returns
+from tests.ops.cases import BACKENDS, SHORT, attend, cases, examples, returns
 from tests.ops.literal import definition, pseudo_code
 
 
@@ -21,12 +21,14 @@ def normal(*shape):
 def test_equals_the_pseudo_code(n, backend):
     q, k, v = normal(2, 3, n, 16), normal(2, 3, n, 16), normal(2, 3, n, 16)
     want, F = pseudo_code(q, k, v)
-    got = selective_attention(q, k, v, **returns(backend), tolerance=0.0, backend=backend)
+    got = attend(q, k, v, **returns(backend), tolerance=0.0, backend=backend)
     assert_close(got.output, want, rtol=0, atol=1e-12)
     assert_close(got.memory[:, 0], torch.arange(1, n + 1) - F.clamp(max=1).sum(-1), rtol=0, atol=1e-12)
     if backend != "cpu":
         assert_close(got.f[:, 0], F, rtol=0, atol=1e-12)
-    assert_close(selective_attention(q, k, v, tolerance=0.0, backend=backend), want, rtol=0, atol=1e-12)
+    assert_close(
+        selective_attention(q, k, v, kernel_options={"tolerance": 0.0}, backend=backend), want, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -35,7 +37,7 @@ def test_gradients_are_those_of_the_pseudo_code(backend):
     inputs = [normal(2, 3, n, 16).requires_grad_() for _ in range(3)]
     want, F = pseudo_code(*inputs)
     M = torch.arange(1, n + 1) - F.clamp(max=1).sum(-1)
-    got = selective_attention(*inputs, **returns(backend, "f", "memory"), tolerance=0.0, backend=backend)
+    got = attend(*inputs, **returns(backend, "f", "memory"), tolerance=0.0, backend=backend)
     upstream = [torch.randn_like(x) for x in (want, M, F)[: 2 if backend == "cpu" else 3]]
     want = torch.autograd.grad((want, M, F)[: len(upstream)], inputs, upstream)
     got = (got.output, got.memory[:, 0]) if backend == "cpu" else (got.output, got.memory[:, 0], got.f[:, 0])
@@ -62,8 +64,8 @@ def test_equals_the_definition(backend, data):
     weights = backend == "reference"
     if dispatch.BACKENDS[backend].refusal(case.request()):
         return
-    got, want = case.result(backend, return_weights=weights), definition(**case.definition())
-    for name in ("output", *(n.removeprefix("return_") for n in returns(backend)), *["weights"] * weights):
+    got, want = case.result(backend, wanted=["weights"] * weights), definition(**case.definition())
+    for name in ("output", *returns(backend)["wanted"], *["weights"] * weights):
         assert_close(getattr(got, name), getattr(want, name), rtol=1e-10, atol=1e-11, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -72,7 +74,7 @@ def test_equals_the_definition(backend, data):
 def test_each_switch_alone(switch, backend):
     """Each changes the result, and changes it into what the definition says."""
     q, k, v = normal(1, 2, 6, 3), normal(1, 2, 6, 3), normal(1, 2, 6, 3)
-    got = selective_attention(q, k, v, selection=Selection(**{switch: False}), **returns(backend), backend=backend)
+    got = attend(q, k, v, selection=Selection(**{switch: False}), **returns(backend), backend=backend)
     want = definition(q, k, v, **{switch: False})
     for name in ("output", "memory", "final_f", *["f"] * (backend != "cpu")):
         assert_close(getattr(got, name), getattr(want, name), rtol=0, atol=1e-12)

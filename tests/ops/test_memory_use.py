@@ -13,6 +13,7 @@ from selattn.ops import Selection, Sequences, selective_attention
 from selattn.ops.backends import strips
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Rules
+from tests.ops.cases import attend
 
 N = 2048
 
@@ -73,8 +74,8 @@ def metered(function):
 
 OPTIONS = {
     "default": {},
-    "memory and final F": {"return_memory": True, "return_final_f": True},
-    "two masks": {"selection": Selection((0, 1)), "return_memory": True},
+    "memory and final F": {"wanted": ("memory", "final_f")},
+    "two masks": {"selection": Selection((0, 1)), "wanted": ("memory",)},
     "window": {"window": 700},
     "soft cap": {"softcap": 5.0},
     "dropout": {"dropout_p": 0.1},
@@ -87,7 +88,7 @@ OPTIONS = {
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_no_tensor_is_a_quarter_of_the_matrix(kind):
     q, k, v = inputs(N, requires_grad=True)
-    forward, backward = metered(lambda: selective_attention(q, k, v, backend="chunked", **OPTIONS[kind]))
+    forward, backward = metered(lambda: attend(q, k, v, backend="chunked", **OPTIONS[kind]))
     for meter in (forward, backward):
         assert meter.operations > 50  # it does look inside
         assert 2 * N * 32 <= meter.largest < N * N / 4  # and sees the strips
@@ -96,8 +97,8 @@ def test_no_tensor_is_a_quarter_of_the_matrix(kind):
 def test_separate_form_keeps_to_strips_too():
     q, k, v = inputs(N, requires_grad=True)
     sq, sk = (torch.randn(1, 1, N, 8, requires_grad=True) for _ in range(2))
-    call = {"selection_query": sq, "selection_key": sk, "return_memory": True}
-    for meter in metered(lambda: selective_attention(q, k, v, backend="chunked", **call)):
+    call = {"selection_query": sq, "selection_key": sk, "wanted": ("memory",)}
+    for meter in metered(lambda: attend(q, k, v, backend="chunked", **call)):
         assert meter.largest < N * N / 4
 
 

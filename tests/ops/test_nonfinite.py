@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from selattn.ops import Sequences, causal_attention, selective_attention
 from selattn.ops.backends import dispatch
-from tests.ops.cases import BACKENDS, SHORT, TILED, Case, cases, examples, only, returns, rows, sequences
+from tests.ops.cases import BACKENDS, SHORT, TILED, Case, attend, cases, examples, only, returns, rows, sequences
 from tests.ops.literal import definition
 
 ODD = (math.nan, math.inf, -math.inf)
@@ -75,7 +75,7 @@ def with_strangers(draw, backend):
     options |= {"window": draw(st.none() | st.integers(1, length)), "tolerance": draw(st.sampled_from((0.0, 2.0**-24)))}
     options["softcap"] = None if backend == "sdpa" else options["softcap"]
     asked = draw(st.booleans())
-    options |= {"return_memory": asked}
+    options["wanted"] = ("memory",) * asked
     upstream = {"output": torch.randn(batch, heads["query"], length, size, generator=chance, dtype=torch.float64)}
     if asked:
         upstream["memory"] = torch.randn(batch, 1, length, generator=chance, dtype=torch.float64)
@@ -153,7 +153,7 @@ def test_a_key_that_nobody_sees(odd, backend):
         ]
         leaves = [leaves[0], *(changed(x, strange, value) for x in leaves[1:])]
         leaves = [x.requires_grad_() for x in leaves]
-        got = selective_attention(*leaves, visible_until=until, **returns(backend, "memory"), backend=backend)
+        got = attend(*leaves, visible_until=until, **returns(backend, "memory"), backend=backend)
         loss = got.output.sin().sum() + got.memory.sin().sum()
         found.append((got.output.detach(), *torch.autograd.grad(loss, leaves)))
     for got, want in zip(*found, strict=True):
@@ -169,7 +169,7 @@ def test_a_visible_value_is_not_hidden(dtype, odd, backend):
     """Not even in a column that is forgotten for good: its feature is not finite in all later rows, and in no other."""
     n, at = 470, 60
     q, k, v = 3 * torch.randn(2, 4, n, 16), torch.randn(2, 4, n, 16), torch.randn(2, 4, n, 16)
-    living = selective_attention(q, k, v, return_living=True).living
+    living = attend(q, k, v, wanted=("living",)).living
     assert (living < 0.5).all()
     v[:, 1, at, 3] = odd
     got = selective_attention(q.to(dtype), k.to(dtype), v.to(dtype), backend=backend)
@@ -200,7 +200,9 @@ def test_what_is_not_finite_shows_in_the_gradients(backend):
     q, k, v = (torch.randn(1, 2, 130, 8, dtype=torch.float64) for _ in range(3))
     v[:, :, 100, 2] = math.nan
     leaves = [x.requires_grad_() for x in (q, k, v)]
-    output = selective_attention(*leaves, tolerance=0.0, backend=backend)  # a dead key's gradient ends with its life
+    output = selective_attention(
+        *leaves, kernel_options={"tolerance": 0.0}, backend=backend
+    )  # a dead key's gradient ends with its life
     dq, dk, _ = torch.autograd.grad(output.sum(), leaves)
     assert dq[:, :, 100:].isnan().all()
     assert dk[:, :, :100].isnan().all()

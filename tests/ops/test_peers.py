@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from selattn.errors import SelattnError
 from selattn.ops import Sequences, selective_attention
-from tests.ops.cases import BACKENDS, returns
+from tests.ops.cases import BACKENDS, attend, returns
 from tests.ops.literal import pseudo_code
 
 B, H, N, D = 2, 2, 9, 4
@@ -41,7 +41,7 @@ def shifted(S):
     return nnf.pad(S, (0, 0, 1, -1))
 
 
-def attend(logits, F, v):
+def mixed(logits, F, v):
     return torch.softmax(logits - F.unsqueeze(1), -1) @ v
 
 
@@ -53,7 +53,7 @@ def assert_right_not_wrong(got, right, wrong):
 def test_sum_runs_over_queries_not_over_keys(qkv, backend):
     logits = logits_of(*qkv[:2])
     S = shifted(selected(logits))
-    right, wrong = (attend(logits, S.cumsum(axis), qkv[2]) for axis in (-2, -1))
+    right, wrong = (mixed(logits, S.cumsum(axis), qkv[2]) for axis in (-2, -1))
     assert_right_not_wrong(selective_attention(*qkv, backend=backend), right, wrong)
 
 
@@ -71,7 +71,7 @@ def test_backward_survives_what_a_write_in_place_after_relu_breaks(qkv, backend)
 def test_selection_is_causal(qkv, backend):
     """S without the causal mask: tokens are masked by tokens before them."""
     logits, free = logits_of(*qkv[:2]), qkv[0] @ qkv[1].mT / D**0.5
-    right, wrong = (attend(logits, shifted(selected(x)).cumsum(-2), qkv[2]) for x in (logits, free))
+    right, wrong = (mixed(logits, shifted(selected(x)).cumsum(-2), qkv[2]) for x in (logits, free))
     assert_right_not_wrong(selective_attention(*qkv, backend=backend), right, wrong)
 
 
@@ -79,7 +79,7 @@ def test_diagonal_is_cleared_in_every_batch_item(qkv, backend):
     logits = logits_of(*qkv[:2])
     trick = selected(logits, diagonal=False)
     trick[0].fill_diagonal_(0)
-    right, wrong = (attend(logits, shifted(S).cumsum(-2), qkv[2]) for S in (selected(logits), trick))
+    right, wrong = (mixed(logits, shifted(S).cumsum(-2), qkv[2]) for S in (selected(logits), trick))
     assert_close(right[0], wrong[0], rtol=0, atol=0)
     assert_right_not_wrong(selective_attention(*qkv, backend=backend), right, wrong)
 
@@ -91,8 +91,8 @@ def test_protected_column_under_left_padding_is_the_first_real_token(qkv, backen
     S = selected(logits)  # protects column 0, a pad
     assert S[..., pads].max() > 0.1
     protected = S.index_fill(-1, torch.tensor([pads]), 0)
-    right, wrong = (attend(logits, shifted(x).cumsum(-2), qkv[2])[:, :, pads:] for x in (protected, S))
-    got = selective_attention(*qkv, sequences=Sequences.from_mask(real), **returns(backend), backend=backend)
+    right, wrong = (mixed(logits, shifted(x).cumsum(-2), qkv[2])[:, :, pads:] for x in (protected, S))
+    got = attend(*qkv, sequences=Sequences.from_mask(real), **returns(backend), backend=backend)
     assert_right_not_wrong(got.output[:, :, pads:], right, wrong)
     assert (got.final_f[..., pads] == 0).all()
     assert backend == "cpu" or (got.f[..., pads] == 0).all()
@@ -103,7 +103,7 @@ def test_f_is_not_lost_between_decoding_steps(qkv, backend):
     last = q[:, :, -1:]
     with pytest.raises(SelattnError, match="pass initial_f="):
         selective_attention(last, k, v, backend=backend)
-    before = selective_attention(*(x[:, :, :-1] for x in qkv), return_final_f=True, backend=backend).final_f
+    before = attend(*(x[:, :, :-1] for x in qkv), backend=backend, wanted=("final_f",)).final_f
     got = selective_attention(last, k, v, initial_f=before, backend=backend)
     forgetful = selective_attention(last, k, v, initial_f=torch.zeros_like(before), backend=backend)
     assert_right_not_wrong(got, pseudo_code(q, k, v)[0][:, :, -1:], forgetful)
@@ -130,7 +130,7 @@ def test_an_evicted_key_does_not_come_back(qkv, backend):
 
 def test_memory_is_one_number_for_each_row(qkv, backend):
     """(i - sum) broadcast to a matrix: [N, 1] minus [B, N] instead of [N] minus [B, N]."""
-    got = selective_attention(*qkv, return_memory=True, backend=backend).memory
+    got = attend(*qkv, backend=backend, wanted=("memory",)).memory
     taken = pseudo_code(*qkv)[1].clamp(max=1).sum(-1)
     right, wrong = torch.arange(1, N + 1) - taken, torch.arange(1, N + 1)[:, None] - taken[:1]
     assert got.shape == (B, 1, N)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from selattn.ops import causal_attention, selective_attention
-from tests.ops.cases import BACKENDS, only, returns
+from tests.ops.cases import BACKENDS, attend, only, returns
 from tests.ops.literal import pseudo_code
 
 LOW = [torch.bfloat16, torch.float16, torch.float32]
@@ -43,13 +43,13 @@ def test_error_is_at_most_twice_that_of_a_plain_run(backend, dtype, sharpness):
 def test_a_large_f_is_summed_in_fp32(backend, dtype):
     """512 rows that all mask: F goes to hundreds, where the numbers of bf16 are 1 or 2 apart."""
     q = torch.rand(1, 2, 512, 16).to(dtype)
-    got = selective_attention(q, q, q, **returns(backend), backend=backend)
+    got = attend(q, q, q, **returns(backend), backend=backend)
     assert {x.dtype for x in got[1:4] if x is not None} == {torch.float32}
     truth = pseudo_code(*[q.double()] * 3)[1]
     assert truth.max() > 400
     if backend == "cpu":  # the final F is F without the last row's selection
         assert (got.final_f[:, 0, :-1] >= truth[:, -1, :-1] - 1e-3).all()
-        final_f = selective_attention(*[q[:, :, :-1]] * 3, return_final_f=True, backend=backend).final_f
+        final_f = attend(*[q[:, :, :-1]] * 3, backend=backend, wanted=("final_f",)).final_f
         assert (final_f[:, 0] - truth[:, -1, :-1]).abs().max() < 1e-3
     else:
         assert (got.f[:, 0] - truth).abs().max() < 1e-3
@@ -62,8 +62,8 @@ def test_a_large_f_is_summed_in_fp32(backend, dtype):
 def test_dtypes_of_results_and_gradients(dtype, backend):
     leaves = [torch.randn(1, 2, 9, 4, dtype=dtype, requires_grad=True) for _ in range(3)]
     exact = torch.promote_types(dtype, torch.float32)
-    asked = {"return_memory": True} if backend == "cpu" else returns(backend)  # no gradients beside a final F
-    got = selective_attention(*leaves, **asked, backend=backend)
+    asked = {"wanted": ("memory",)} if backend == "cpu" else returns(backend)  # no gradients beside a final F
+    got = attend(*leaves, **asked, backend=backend)
     assert got.output.dtype == dtype
     assert {x.dtype for x in got[1:4] if x is not None} == {exact}
     loss = got.output.float().sum() + sum(x.sum() for x in got[1:3] if x is not None)

@@ -13,6 +13,7 @@ from tests.ops.cases import (
     STRIPS,
     Case,
     assert_same,
+    attend,
     examples,
     returns,
     rows,
@@ -136,7 +137,7 @@ def test_first_token_of_each_document_is_protected(protect, backend):
     q = torch.rand(1, 1, 8, 3)  # all logits are positive: everything that may be masked is
     sequences = Sequences.from_documents(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]))
     chosen = Selection(protect_first=protect)
-    got = selective_attention(q, q, q, sequences=sequences, selection=chosen, **returns(backend), backend=backend)
+    got = attend(q, q, q, sequences=sequences, selection=chosen, **returns(backend), backend=backend)
     final_f = got.final_f[0, 0]
     assert (final_f[0] == 0) == (final_f[4] == 0) == protect
     assert (final_f[[1, 5]] > 0).all()
@@ -168,7 +169,7 @@ def test_sequences_of_one_row_serve_every_row(backend):
     q, k, v = (torch.randn(3, 2, 6, 4, dtype=torch.float64) for _ in range(3))
     one = Sequences.from_cu_seqlens(torch.tensor([0, 2, 5]), 6)
     each = Sequences(one.start.expand(3, 6))
-    got, want = (selective_attention(q, k, v, sequences=s, **returns(backend), backend=backend) for s in (one, each))
+    got, want = (attend(q, k, v, sequences=s, **returns(backend), backend=backend) for s in (one, each))
     for x, y in zip(got, want, strict=True):
         assert x is y is None or torch.equal(x, y)
     assert (want.output[:, :, 5] == 0).all()

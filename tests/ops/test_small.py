@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from selattn.ops import Fixed, Selection, Sequences, causal_attention, selective_attention
-from tests.ops.cases import BACKENDS, only, returns
+from tests.ops.cases import BACKENDS, attend, only, returns
 
 EVERYTHING = only(BACKENDS, "cpu")
 H, G, N, D, DV = 4, 2, 5, 6, 3
@@ -45,7 +45,7 @@ def test_a_batch_of_nothing(form, backend, limited):
 def test_all_results_of_a_batch_of_nothing(backend):
     leaves = inputs(0)
     with torch.no_grad():  # the compiled backend has no gradient beside an F to begin or end with
-        got = selective_attention(*leaves, enable_gqa=True, return_living=True, **returns(backend), backend=backend)
+        got = attend(*leaves, enable_gqa=True, wanted=(*returns(backend)["wanted"], "living"), backend=backend)
         rest = selective_attention(
             leaves[0][:, :, 2:], *leaves[1:], enable_gqa=True, initial_f=got.final_f[..., :2], backend=backend
         )
@@ -91,6 +91,6 @@ def test_meta_tensors_have_the_shapes(form, backend):
 
 
 def test_meta_tensors_of_every_result():
-    got = selective_attention(*inputs(2, device="meta"), enable_gqa=True, **returns("chunked"), return_weights=True)
+    got = attend(*inputs(2, device="meta"), enable_gqa=True, wanted=(*returns("chunked")["wanted"], "weights"))
     shapes = [tuple(x.shape) for x in (got.f, got.memory, got.final_f, got.weights)]
     assert shapes == [(2, 1, N, N), (2, 1, N), (2, 1, N), (2, H, N, N)]

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from selattn.ops import Sequences, selective_attention
 from selattn.utils import native
+from tests.ops.cases import attend
 
 B, H, N = 2, 4, 500
 
@@ -22,7 +23,7 @@ def _threads_as_before():
 
 
 def run(leaves, backend="cpu", **options):
-    got = selective_attention(*leaves, return_memory=True, enable_gqa=True, backend=backend, **options)
+    got = attend(*leaves, enable_gqa=True, backend=backend, **options, wanted=("memory",))
     return (got.output, got.memory, *torch.autograd.grad(got.output.sin().sum() + got.memory.sin().sum(), leaves))
 
 

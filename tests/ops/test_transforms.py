@@ -6,8 +6,8 @@ from torch.nn import functional as nnf
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from selattn.ops import causal_attention, selective_attention
-from tests.ops.cases import BACKENDS, only, returns
+from selattn.ops import causal_attention
+from tests.ops.cases import BACKENDS, attend, only, returns
 
 B, N = 2, 37
 
@@ -28,13 +28,11 @@ def test_autocast_is_that_of_scaled_dot_product_attention(low, backend):
     with torch.autocast("cpu", low):
         theirs = nnf.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
         standard = causal_attention(*inputs, enable_gqa=True, backend=backend)
-        got = selective_attention(*inputs, enable_gqa=True, **returns(backend, "f", "memory"), backend=backend)
+        got = attend(*inputs, enable_gqa=True, **returns(backend, "f", "memory"), backend=backend)
     assert theirs.dtype == standard.dtype == got.output.dtype == low
     assert {x.dtype for x in got[1:3] if x is not None} == {torch.float32}
     assert_close(standard, theirs, rtol=0.02, atol=0.02)
-    want = selective_attention(
-        *(x.to(low) for x in inputs), enable_gqa=True, **returns(backend, "f", "memory"), backend=backend
-    )
+    want = attend(*(x.to(low) for x in inputs), enable_gqa=True, **returns(backend, "f", "memory"), backend=backend)
     for x, y in zip(got, want, strict=True):
         assert x is y is None or torch.equal(x, y)
     gradients = torch.autograd.grad(sum(x.float().sum() for x in got if x is not None), inputs)
@@ -49,7 +47,7 @@ def test_checkpointed_is_plain(dropout_p, backend):
     inputs = leaves()
 
     def block(q, k, v):
-        got = selective_attention(q, k, v, dropout_p=dropout_p, enable_gqa=True, return_memory=True, backend=backend)
+        got = attend(q, k, v, dropout_p=dropout_p, enable_gqa=True, backend=backend, wanted=("memory",))
         return got.output.sin().sum() + got.memory.sum()
 
     found = []
@@ -64,7 +62,7 @@ def test_again_is_the_same_to_the_last_bit(backend):
     inputs = [torch.randn(2, 4, 300, 16, requires_grad=True) for _ in range(3)]
 
     def once():
-        got = selective_attention(*inputs, **returns(backend, "f", "memory"), backend=backend)
+        got = attend(*inputs, **returns(backend, "f", "memory"), backend=backend)
         got = [x for x in got if x is not None]
         return (*got, *torch.autograd.grad(sum(x.sin().sum() for x in got), inputs))
 

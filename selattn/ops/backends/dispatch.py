@@ -42,12 +42,17 @@ def backends() -> dict[str, str | None]:
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
 
 
+def is_auto(backend: str | Backend) -> bool:
+    """Whether the choice is left to `choose`."""
+    return isinstance(backend, str) and backend == AUTO
+
+
 def find_backend(backend: str | Backend) -> Backend:
     """The backend of a name, or the backend itself."""
     if isinstance(backend, Backend):
         return backend
     if not isinstance(backend, str):
-        raise SelattnError(f"a backend is a name or a selattn.ops.Backend, not {type(backend).__name__}")
+        raise SelattnError(f"backend must be a name or a selattn.ops.Backend, not {type(backend).__name__}")
     if backend not in BACKENDS:
         raise SelattnError(unknown("backend", backend, [AUTO, *BACKENDS]))
     return BACKENDS[backend]
@@ -66,12 +71,13 @@ def attend(request: Request, backend: str | Backend) -> Attention:
 
 
 def _attend(request: Request, backend: str | Backend) -> Attention:
-    found = find_backend(choose(request) if backend == AUTO else backend)
+    found = find_backend(choose(request) if is_auto(backend) else backend)
     if reason := _refusal(found, request):
         raise _cannot(found, reason, [name for name, other in BACKENDS.items() if not _refusal(other, request)])
     result = found.attend(request)
-    if request.wanted.living and result.living is None:  # a backend that leaves nothing out
-        result = result._replace(living=request.query.new_ones(request.query.shape[0], dtype=torch.float64))
+    if request.wanted.living and result.aux.living is None:  # a backend that leaves nothing out
+        ones = request.query.new_ones(request.query.shape[0], dtype=torch.float64)
+        result = result._replace(aux=result.aux._replace(living=ones))
     return result
 
 
@@ -83,9 +89,9 @@ def _refusal(backend: Backend, request: Request) -> str | None:
 
 def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor | None]:
     """The eviction order by that backend; "auto" is `cpu` where that can do it, else plain PyTorch."""
-    found = BACKENDS["cpu"] if backend == AUTO else find_backend(backend)
+    found = BACKENDS["cpu"] if is_auto(backend) else find_backend(backend)
     reason = found.unavailable() or found.order_refusal(request)
-    if reason and backend == AUTO:
+    if reason and is_auto(backend):
         return BACKENDS["chunked"].order(request)
     if reason:
         able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.order_refusal(request))]
@@ -95,9 +101,9 @@ def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor 
 
 def step(request: StepRequest, backend: str | Backend) -> Tensor:
     """One step of decoding by that backend; "auto" is `cpu` where that can do it, else plain PyTorch."""
-    found = BACKENDS["cpu"] if backend == AUTO else find_backend(backend)
+    found = BACKENDS["cpu"] if is_auto(backend) else find_backend(backend)
     reason = found.unavailable() or found.step_refusal(request)
-    if reason and backend == AUTO:
+    if reason and is_auto(backend):
         return BACKENDS["chunked"].step(request)
     if reason:
         able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.step_refusal(request))]

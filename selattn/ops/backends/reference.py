@@ -21,7 +21,7 @@ from selattn.ops.backends.tile import (
     whole,
 )
 from selattn.ops.precision import compute_dtype
-from selattn.ops.request import Attention, Request
+from selattn.ops.request import Attention, AuxOutput, Request
 from selattn.ops.selection import accumulate, constrain, memory
 
 
@@ -51,13 +51,13 @@ class Reference(Backend):
 
         weights = masked_softmax(logits, seen)
         mixed = seen_product(nnf.dropout(weights, request.rules.dropout_p), value, seen)
-        return Attention(
-            output=mixed.to(request.query.dtype),
+        aux = AuxOutput(
             f=F if request.wanted.f else None,
             memory=M,
             final_f=final_f if request.wanted.final_f else None,
             weights=weights if request.wanted.weights else None,
         )
+        return Attention(mixed.to(request.query.dtype), aux)
 
 
 def masked_softmax(logits: Tensor, seen: Tensor) -> Tensor:

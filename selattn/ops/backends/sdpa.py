@@ -20,7 +20,7 @@ from selattn.ops.backends.seen import finite
 from selattn.ops.backends.tile import seen_by_selection, selected, visible, whole
 from selattn.ops.operator import Came, Kernel, Operator, Saved
 from selattn.ops.precision import compute_dtype
-from selattn.ops.request import Attention, Request
+from selattn.ops.request import Attention, AuxOutput, Request
 from selattn.ops.rules import Rules
 from selattn.ops.selection import accumulate, memory
 
@@ -56,12 +56,8 @@ class Sdpa(Backend):
             bias = request.query.new_zeros((), dtype=compute_dtype(request.query.dtype))
         bias = bias.masked_fill(~seen, -torch.inf)
         output = _sdpa(request, bias).masked_fill(~left.any(-1, keepdim=True), torch.nan)
-        return Attention(
-            output=output.masked_fill(~seen.any(-1, keepdim=True), 0.0),
-            f=F if request.wanted.f else None,
-            memory=M,
-            final_f=final_f if request.wanted.final_f else None,
-        )
+        aux = AuxOutput(F if request.wanted.f else None, M, final_f if request.wanted.final_f else None)
+        return Attention(output.masked_fill(~seen.any(-1, keepdim=True), 0.0), aux)
 
 
 def plain_causal(request: Request) -> bool:

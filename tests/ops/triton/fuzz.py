@@ -70,8 +70,7 @@ def draw(seed):
         "strength": chance.choice((1.0, 1.0, 0.25, 0.0)),
         "tau": chance.choice((1.0, 1.0, 0.3, 20.0)),
         "tolerance": chance.choice((2.0**-24, 2.0**-24, 0.0)),
-        "return_memory": chance.random() < 0.7,
-        "return_final_f": chance.random() < 0.25,
+        "wanted": (*["memory"] * (chance.random() < 0.7), *["final_f"] * (chance.random() < 0.25)),
     }
     if chance.random() < 0.3:
         shape = (B, M) if chance.random() < 0.7 else (B, G, M)
@@ -92,9 +91,9 @@ def draw(seed):
     example = Example(seed, dtype, 1, inputs, options, {}, kinds)
     if chance.random() < 0.8:
         example.upstream["output"] = laid_out(chance, numbers(chance, kinds[3], (B, H, N, Dv), dtype, tensor))
-        if options["return_memory"]:
+        if "memory" in options["wanted"]:
             example.upstream["memory"] = torch.randn(B, masks, N, generator=tensor, dtype=torch.float64)
-        if options["return_final_f"]:
+        if "final_f" in options["wanted"]:
             example.upstream["final_f"] = torch.randn(B, masks, M, generator=tensor, dtype=torch.float64)
     return example, tiles(chance)
 
@@ -112,7 +111,7 @@ def selecting(r):
     x = tile.selecting_logits(r, whole, seen)
     if r.selection_query is None:
         shared = r.query.shape[1] // r.key.shape[1]
-        heads = list(r.selection.heads)
+        heads = list(r.rules.selection.heads)
         q, k, scale = r.query[:, heads], r.key[:, [head // shared for head in heads]], abs(r.scale)
     else:
         q, k, scale = r.selection_query, r.selection_key, tile.separate_scale(r)
@@ -146,7 +145,7 @@ class Rounding:
             self.own if self.example.dtype != torch.float32 else 0.0
         )  # weights go into products in the inputs' dtype
         summed = (self.eps * keys**0.5 + rounded) * self.weights
-        near = (self.of_f.clamp(max=r.tau) / r.tau * (self.f < r.tau)).sum(-1).max()
+        near = (self.of_f.clamp(max=r.rules.tau) / r.rules.tau * (self.f < r.rules.tau)).sum(-1).max()
         found = {
             "output": ((self.off + summed) @ value.abs()).max(),
             "memory": self.eps * keys**1.5 + near,
@@ -165,7 +164,7 @@ class Rounding:
         d_f = d_a.unflatten(1, (self.f.shape[1], -1)).sum(2)
         off = d_logits.unflatten(1, (self.f.shape[1], -1)).sum(2)
         if "memory" in example.upstream:
-            d_f = d_f + example.upstream["memory"][..., None].abs() / r.tau
+            d_f = d_f + example.upstream["memory"][..., None].abs() / r.rules.tau
         if "final_f" in example.upstream:
             d_f = d_f + example.upstream["final_f"][..., None, :].abs()
         # dS is a sum over later rows; its products are made in TF32 for half precision.
@@ -178,7 +177,7 @@ class Rounding:
         summed = ((shared * r.query.shape[2]) ** 0.5 * eps + rounded) * self.weights
         found["d value"] = of_keys((self.off + summed).mT @ d_output).max()
         if r.selection_query is None:
-            for s, head in enumerate(r.selection.heads):
+            for s, head in enumerate(r.rules.selection.heads):
                 d_logits[:, head] += later[:, s]
         else:
             own = tile.separate_scale(r)
@@ -199,8 +198,8 @@ def kinks(example, r, F):
     eps, smallest = torch.finfo(torch.float32).eps, torch.finfo(torch.float32).smallest_normal
     logits, size = selecting(r)
     near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * r.query.shape[-1]))
-    slack = 1e3 * eps * (r.tau + F.abs() + size.amax((1, 2, 3), keepdim=True))
-    return r.selection.relu and bool(near.any()), bool(((F - r.tau).abs() <= slack).any())
+    slack = 1e3 * eps * (r.rules.tau + F.abs() + size.amax((1, 2, 3), keepdim=True))
+    return r.rules.selection.relu and bool(near.any()), bool(((F - r.rules.tau).abs() <= slack).any())
 
 
 def moved(example, chance):
@@ -219,7 +218,7 @@ def check(seed, backend="triton"):
     example, config = draw(seed)
     in_fp64 = {name: x.double() for name, x in example.inputs.items()}
     case = Case(in_fp64, example.options, None, 0)
-    whole = case.result("reference", return_f=True, return_weights=True)
+    whole = case.result("reference", wanted=("f", "weights"))
     request = case.request()
     near_relu, near_tau = kinks(example, request, whole.f)
     if near_tau:

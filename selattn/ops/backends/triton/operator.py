@@ -10,7 +10,7 @@ from torch import Tensor
 from selattn.ops import transforms
 from selattn.ops.backends.triton import backward, forward
 from selattn.ops.backends.triton.prepare import Settings, Tensors, config_of, may_leave_out
-from selattn.ops.request import Attention, Request
+from selattn.ops.request import Attention, AuxOutput, Request
 
 _TENSORS = """Tensor query, Tensor key, Tensor value, Tensor? selection_query, Tensor? selection_key, Tensor? bias,
     Tensor? initial_f, Tensor? strength, Tensor? start, Tensor? until, Tensor? mask"""
@@ -24,12 +24,12 @@ def attend(request: Request) -> Attention:
     """See `Request` and `Attention`."""
     r = request
     output, _, memory, final_f, living, _, _ = _run(*tensors_of(r), *settings_of(r))
-    return Attention(
-        output=output,
+    aux = AuxOutput(
         memory=memory if r.wanted.memory else None,
         final_f=final_f if r.wanted.final_f else None,
         living=living if r.wanted.living else None,
     )
+    return Attention(output, aux)
 
 
 def tensors_of(r: Request) -> Tensors:

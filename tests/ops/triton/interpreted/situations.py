@@ -4,9 +4,10 @@ from unittest import mock
 
 import torch
 
-from selattn.ops import Selection, Sequences, selective_attention
+from selattn.ops import Selection, Sequences
 from selattn.ops.backends.triton import configs
 from selattn.ops.backends.triton.configs import Config, Tile
+from tests.ops.cases import attend
 
 N, H, G = 37, 4, 2
 SMALL = Config(16, *(Tile(16, 4, 1, 2) for _ in range(6)))  # so that short sequences have several tiles
@@ -36,8 +37,8 @@ SITUATIONS = {
     "two masks": {"selection": Selection((3, 1))},
     "a mask for each head": {"selection": Selection((3, 1, 1, 0)), "gain": 6.0},
     "separate form": {"separate": 2},
-    "initial F": {"past": 21, "return_final_f": True},
-    "initial F, window": {"past": 3, "window": 6, "return_final_f": True},
+    "initial F": {"past": 21, "wanted": ("memory", "final_f")},
+    "initial F, window": {"past": 3, "window": 6, "wanted": ("memory", "final_f")},
     "initial F, not wanted": {"past": 40, "gain": 6.0},
     "odd sizes": {"size": 5, "value_size": 19},
 }
@@ -63,7 +64,7 @@ def situation(name, dtype=torch.float32):
         x["initial_f"] = normal(2, 1, past).abs()
     if bias:
         x["attn_mask"] = normal(*bias)
-    return x, {"enable_gqa": True, "return_memory": True, **o}
+    return x, {"enable_gqa": True, "wanted": ("memory",), **o}
 
 
 def results(x, options, backend, upstream, dtype):
@@ -72,7 +73,7 @@ def results(x, options, backend, upstream, dtype):
     leaves = {
         name: t.to(exact if name in ("initial_f", "attn_mask") else dtype).requires_grad_() for name, t in x.items()
     }
-    got = selective_attention(**leaves, **options, backend=backend)._asdict()
+    got = attend(**leaves, **options, backend=backend)._asdict()
     got = {name: t for name, t in got.items() if t is not None and t.requires_grad}
     for name, t in got.items():
         chance = torch.Generator().manual_seed(len(name))

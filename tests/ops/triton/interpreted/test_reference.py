@@ -6,6 +6,7 @@ import torch
 from selattn.ops import Sequences, causal_attention, selective_attention
 from selattn.ops.backends.triton import configs
 from selattn.ops.backends.triton.configs import Config, Tile
+from tests.ops.cases import attend
 from tests.ops.triton.interpreted.situations import SITUATIONS, SMALL, compare, situation
 
 QUICK = (
@@ -60,7 +61,7 @@ def test_lengths(n):
     q, k, v = (torch.randn(1, 2, n, 8).requires_grad_() for _ in range(3))
     found = []
     for backend in ("triton", "reference"):
-        got = selective_attention(q, k, v, return_memory=True, return_living=True, backend=backend)
+        got = attend(q, k, v, backend=backend, wanted=("memory", "living"))
         loss = got.output.square().sum() + got.memory.sin().sum()
         found.append([got.output, got.memory, *torch.autograd.grad(loss, (q, k, v))])
     for got, want in zip(*found, strict=True):
@@ -95,11 +96,11 @@ def test_all_columns_may_die():
     q, k, v = (x[name].float() for name in ("query", "key", "value"))
     k[:, :, 1:] = k[:, :, 1:].abs()
     q = 3 * q.abs()
-    options = options | {"return_living": True, "tolerance": 1e-6}
+    options = options | {"wanted": ("memory", "living"), "tolerance": 1e-6}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(configs, "INTERPRETED", SMALL)
-        got = selective_attention(q, k, v, backend="triton", **options)
-    want = selective_attention(q, k, v, backend="reference", **options)
+        got = attend(q, k, v, backend="triton", **options)
+    want = attend(q, k, v, backend="reference", **options)
     assert (got.living < 0.6).all()
     torch.testing.assert_close(got.output, want.output, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(got.memory, want.memory, rtol=1e-4, atol=1e-4)
@@ -110,7 +111,7 @@ def test_the_same_bits_each_time():
     leaves = {name: t.float().requires_grad_() for name, t in x.items()}
 
     def once():
-        got = selective_attention(**leaves, **options, backend="triton")
+        got = attend(**leaves, **options, backend="triton")
         loss = got.output.sin().sum() + got.memory.sin().sum()
         return [got.output, got.memory, *torch.autograd.grad(loss, list(leaves.values()))]
 
