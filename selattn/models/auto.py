@@ -18,6 +18,7 @@ from selattn.models.heads import (
     SelectiveForTokenClassification,
 )
 from selattn.models.selective_tokenizer import SelectiveTokenizer
+from selattn.models.stock.classes import register_configs
 from selattn.models.zoo import from_zoo
 
 # Each class, its `Auto` class, and the table of names that the trainer (label smoothing: are labels to be shifted?) and
@@ -52,6 +53,7 @@ def register() -> None:
         auto_class.register(SelectiveConfig, model, exist_ok=True)
         getattr(modeling_auto, names)[SelectiveConfig.model_type] = model.__name__
         _teach_the_zoo(auto_class)
+    register_configs()
     _teach_the_zoo(AutoConfig)
     _teach_the_zoo(AutoTokenizer)
 

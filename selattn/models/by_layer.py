@@ -35,6 +35,14 @@ class ByLayer:
         """An empty cache for this model, with the model's budgets and policy unless others are given."""
         return self.model.new_cache(budgets, policy)
 
+    def layer_counts(self) -> tuple[int, int]:
+        """The layers that run, and those that there are."""
+        return self.model.layer_counts()
+
+    def fits(self, budgets: Budgets | int | Sequence[int] | None) -> bool:
+        """Whether budgets are for as many layers as there are."""
+        return self.model.fits(budgets)
+
     def states(
         self,
         input_ids: Tensor,

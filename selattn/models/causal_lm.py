@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
-from selattn.errors import SelattnError
 from selattn.eviction import Budgets, Policy
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.by_layer import ByLayer
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
+from selattn.models.evicting import PrunedGeneration
 from selattn.models.inputs import EMPTY, refuse_unknown, sequences_of
 from selattn.models.memory_loss import memory_term, share_of_labels
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
 from selattn.ops import Sequences
 
-_EVICTION = ("cache_budgets", "cache_policy")
 
-
-class SelectiveForCausalLM(ByLayer, SelectivePreTrainedModel, GenerationMixin):
+class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that making a cache gives a bool
+    ByLayer, PrunedGeneration, SelectivePreTrainedModel, GenerationMixin
+):
     """The decoder with its language-model head. Any trainer that passes labels trains it, memory term included."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 (transformers' own convention)
@@ -133,43 +133,6 @@ class SelectiveForCausalLM(ByLayer, SelectivePreTrainedModel, GenerationMixin):
         """`generate()` passes on what `forward` accepts when it is empty."""
         rest = {name: value for name, value in model_kwargs.items() if name not in EMPTY}
         super()._validate_model_kwargs(rest)  # type: ignore[misc]  # declared for a protocol of transformers' own
-
-    def _prepare_generation_config(self, generation_config: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Budgets and policy may stand in a `GenerationConfig`, too; what `generate()` is given goes before it."""
-        given = {name: kwargs.pop(name) for name in _EVICTION if name in kwargs}
-        chosen, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)  # type: ignore[misc]
-        for name in _EVICTION:
-            value = given.get(name)
-            if value is None and model_kwargs.get("past_key_values") is None:  # a cache that is given has its own
-                value = getattr(chosen, name, None)
-            if value is not None:
-                model_kwargs[name] = value
-        layers = self.config.num_hidden_layers
-        leaves = chosen.assistant_early_exit
-        if leaves is not None and (isinstance(leaves, bool) or not isinstance(leaves, int) or not 0 < leaves <= layers):
-            raise SelattnError(f"assistant_early_exit must be a layer, 1 to {layers} here, not {leaves!r}")
-        return chosen, model_kwargs
-
-    def _prepare_cache_for_generation(  # type: ignore[override]  # declared to give a bool, and gives nothing
-        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> None:
-        """`generate()` begins with a cache that keeps F; transformers' default would lose it."""
-        if generation_config.cache_implementation is not None:
-            raise SelattnError(
-                f"cache_implementation={generation_config.cache_implementation!r} does not keep F: leave it out"
-            )
-        if generation_config.use_cache is False:
-            return
-        given = {name: model_kwargs.get(name) for name in _EVICTION}
-        if generation_config.is_assistant:
-            # It is told what the main model is told. A list of budgets may be for other layers than its own.
-            given = {name: model_kwargs.pop(name, None) for name in _EVICTION}
-            if not self.model.fits(given["cache_budgets"]):
-                given["cache_budgets"] = None
-        if model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = self.model.new_cache(*given.values())
-            if generation_config.is_assistant:
-                model_kwargs["past_key_values"].activate_past_recording()
 
 
 def _is_new(cache: Cache | None) -> bool:

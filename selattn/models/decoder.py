@@ -11,10 +11,11 @@ from transformers.cache_utils import Cache
 
 from selattn.cache import SelectiveCache
 from selattn.errors import SelattnError
-from selattn.eviction import NEVER, Budgets, Policy, make_policy
+from selattn.eviction import NEVER, Budgets, Policy
 from selattn.models.attention import Context
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
+from selattn.models.evicting import Evicting, selective_cache
 from selattn.models.inputs import next_places, over_tokens, refuse_several, refuse_unknown, several, whole_places
 from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
@@ -23,7 +24,7 @@ from selattn.models.parts import make_norm, rotary_angles
 from selattn.ops import AuxRequest, Backend, Sequences, checks
 
 
-class SelectiveModel(SelectivePreTrainedModel):
+class SelectiveModel(Evicting, SelectivePreTrainedModel):
     """Token ids to the hidden states that a head reads."""
 
     def __init__(self, config: SelectiveConfig, *, share_config: bool = False) -> None:
@@ -36,9 +37,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(SelectiveDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = make_norm(config)
-        # In force in the place of the config's, which are names; never saved.
-        self.cache_policy: Policy | None = None
-        self.backend: Backend | None = None
+        self.backend: Backend | None = None  # in force in the place of the config's, which is a name; never saved
         self.post_init()
 
     def forward(
@@ -82,7 +81,7 @@ class SelectiveModel(SelectivePreTrainedModel):
             raise SelattnError("give exactly one of input_ids and inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         shape = (x.shape[0], x.shape[1])
-        cache = _selective(past_key_values)
+        cache = selective_cache(past_key_values)
         # A compiled step has one graph for all lengths, so it asks the cache for none.
         one_step = (
             torch.compiler.is_compiling() and cache is not None and shape[1] == 1 and cache.layers[0].is_initialized
@@ -105,7 +104,7 @@ class SelectiveModel(SelectivePreTrainedModel):
                 refuse_several(places.sequences)
             cache = self._cache(cache, cache_budgets, cache_policy)
         # A cache owns its budgets and its policy.
-        budgets, policy = self._limits(cache_budgets, cache_policy) if cache is None else (None, cache.policy)
+        budgets, policy = self.limits(cache_budgets, cache_policy) if cache is None else (None, cache.policy)
 
         ends = shape[1] if past is None else past + shape[1]
         long = ends > self.config.max_position_embeddings
@@ -164,7 +163,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         shape = (input_ids.shape[0], input_ids.shape[1])
         places = whole_places(shape, attention_mask, position_ids, None, None, input_ids.device)
         x, rotary = self._positioned(self.embed_tokens(input_ids), places.positions, check=True)
-        budgets, policy = self._limits(None, None)
+        budgets, policy = self.limits(None, None)
         return x, Context(
             places.sequences,
             rotary,
@@ -186,37 +185,13 @@ class SelectiveModel(SelectivePreTrainedModel):
             self._check_positions(positions)
         return self.dropout(x + self.embed_positions(positions).to(x.device)), None
 
-    def _eviction(
-        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
-    ) -> tuple[Budgets | None, Policy]:
-        """Budgets and policy that are in force: those given, or else the model's own."""
-        own = self.config.cache_policy if self.cache_policy is None else self.cache_policy
-        chosen = Budgets.of(budgets) or self.config.budgets
-        running, layers = self.config.num_hidden_layers, len(self.layers)
-        if chosen is not None and running < layers:
-            chosen = Budgets(chosen.for_layers(layers)[:running])
-        return chosen, make_policy(own if policy is None else policy)
+    def own_eviction(self) -> tuple[Budgets | None, str | Policy]:
+        """Budgets and policy of the config."""
+        return self.config.budgets, self.config.cache_policy
 
-    def _limits(
-        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
-    ) -> tuple[tuple[int, ...] | None, Policy]:
-        """The same for a pass without a cache: K_l of each layer."""
-        chosen, found = self._eviction(budgets, policy)
-        return None if chosen is None else chosen.for_layers(self.config.num_hidden_layers), found
-
-    def fits(self, budgets: Budgets | int | Sequence[int] | None) -> bool:
-        """Whether budgets are for as many layers as there are."""
-        found = Budgets.of(budgets)
-        return found is None or isinstance(found.tokens, int) or len(found.tokens) == len(self.layers)
-
-    def new_cache(
-        self, budgets: Budgets | int | Sequence[int] | None = None, policy: str | Policy | None = None
-    ) -> SelectiveCache:
-        """An empty cache for this model, with the model's budgets and policy unless others are given.
-
-        The cache owns them from then on: `forward` and `generate` need not be told again.
-        """
-        return SelectiveCache(self.config.num_hidden_layers, *self._eviction(budgets, policy))
+    def layer_counts(self) -> tuple[int, int]:
+        """The layers that run, and those that there are."""
+        return self.config.num_hidden_layers, len(self.layers)
 
     def _wants_cache(self, use_cache: bool | None, sequences: Sequences | None, packed: bool) -> bool:
         """Whether a pass that was given no cache makes one. Where there cannot be one, who did not ask gets none."""
@@ -240,20 +215,7 @@ class SelectiveModel(SelectivePreTrainedModel):
         """The given cache, if it fits, or a new one."""
         if self._recomputes():
             raise SelattnError("gradient checkpointing runs a layer twice, and would fill a cache twice: leave one out")
-        if given is None:
-            return self.new_cache(budgets, policy)
-        if len(given.layers) != self.config.num_hidden_layers:
-            raise SelattnError(
-                f"this cache has {len(given.layers)} layers and the model {self.config.num_hidden_layers}: "
-                "make one with new_cache()"
-            )
-        other = budgets is not None and self._eviction(budgets, None)[0] != given.budgets
-        if other or (policy is not None and not _is_policy(given.policy, policy)):
-            raise SelattnError(
-                f"this cache was made for {given.budgets or 'no budgets'} and the policy {given.policy.name!r}: "
-                "leave cache_budgets and cache_policy out, the cache has them, or begin with a new cache"
-            )
-        return given
+        return self.fitting_cache(given, budgets, policy)
 
     def _check_positions(self, positions: Tensor) -> None:
         """No learned position exists past the context size; packed rows may be longer, their positions restart."""
@@ -272,23 +234,6 @@ class SelectiveModel(SelectivePreTrainedModel):
             raise SelattnError(f"position_ids must be at least 0, not {lowest}")
 
 
-def _is_policy(own: Policy, wanted: str | Policy | type[Policy]) -> bool:
-    """Whether a cache's policy is the one that is asked for again."""
-    if isinstance(wanted, type):
-        return type(own) is wanted
-    return own is wanted or own == make_policy(wanted)
-
-
 def _or_never(at: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
     """[B, P, N] when each token left; of a layer with no budget nobody did."""
     return torch.full((shape[0], 1, shape[1]), NEVER, dtype=torch.int64, device=device) if at is None else at
-
-
-def _selective(cache: Cache | None) -> SelectiveCache | None:
-    """The cache, if it is of a kind that keeps F between steps."""
-    if cache is None or isinstance(cache, SelectiveCache):
-        return cache
-    raise SelattnError(
-        f"a {type(cache).__name__} does not keep F, and the text would be silently wrong: "
-        "pass a selattn.cache.SelectiveCache, or leave past_key_values out"
-    )

@@ -1,0 +1,72 @@
+"""The classes of selective models and their configs, made on the fly and known to the `Auto` classes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto import modeling_auto
+
+from selattn.models.stock.families import FAMILIES, Family
+
+_DOC = "Made by `selattn.make_selective`."
+
+
+class StockConfig:
+    """Stands before a config class of transformers. Whoever reads such a config gets a selective model."""
+
+    model_type = ""
+
+    @classmethod
+    def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; the `Auto` classes learn of the model now, so that no model is imported before."""
+        register_model(FAMILIES[cls.model_type.removeprefix("selective_")])
+        return super().from_dict(*args, **kwargs)  # type: ignore[misc]
+
+
+def family_of_config(config: Any) -> Family:
+    """The family of a selective config."""
+    return FAMILIES[config.model_type.removeprefix("selective_")]
+
+
+@functools.cache
+def config_class(family: Family) -> type:
+    """The config of selective models of a family, of a type that a transformers without selattn refuses."""
+    stock = family.load(family.config, "configuration")
+    inside = {"model_type": family.selective_type, "__module__": __name__, "__doc__": _DOC}
+    return type(f"Selective{stock.__name__}", (StockConfig, stock), inside)
+
+
+@functools.cache
+def model_class(family: Family) -> type[PreTrainedModel]:
+    """The selective models of a family."""
+    from selattn.models.stock.model import StockSelective
+
+    stock = family.load(family.model)
+    inside = {"config_class": config_class(family), "__module__": __name__, "__doc__": _DOC}
+    return type(f"Selective{stock.__name__}", (StockSelective, stock), inside)
+
+
+def register_configs() -> None:
+    """Make `AutoConfig` know the types of selective configs; models follow when one of them is read."""
+    for family in FAMILIES.values():
+        AutoConfig.register(family.selective_type, config_class(family), exist_ok=True)  # type: ignore[arg-type]
+
+
+def register_model(family: Family) -> None:
+    """Make `AutoModelForCausalLM`, the trainer and the pipelines know the selective models of a family."""
+    model: Any = model_class(family)
+    AutoModelForCausalLM.register(config_class(family), model, exist_ok=True)
+    names: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    names[family.selective_type] = model.__name__
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that are made on the fly, by name: what is pickled finds them here."""
+    for family in FAMILIES.values():
+        if name == f"Selective{family.config}":
+            return config_class(family)
+        if name == f"Selective{family.model}":
+            return model_class(family)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,89 @@
+"""The families of transformers' decoders that are understood, each by name.
+
+To add one: a line here, and its name in tests/models/stock/test_families.py. It must give the new keys and values to
+`past_key_values.update`, pass its keyword arguments on to the attention function of `AttentionInterface`, and have no
+attention besides (cross-attention, sinks, biases).
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+from selattn.errors import SelattnError
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model type of transformers.
+
+    Attributes:
+        model_type: as config.json names it.
+        module: below `transformers.models`.
+        config: the name of its config class.
+        model: the name of its causal language model.
+        attention: the name of the class of its self-attention.
+        windowed: whether `sliding_window` holds in every layer; else `layer_types` says where it does.
+    """
+
+    model_type: str
+    module: str
+    config: str
+    model: str
+    attention: str
+    windowed: bool = False
+
+    def load(self, name: str, file: str = "modeling") -> Any:
+        """A class of the family."""
+        return getattr(importlib.import_module(f"transformers.models.{self.module}.{file}_{self.module}"), name)
+
+    @property
+    def selective_type(self) -> str:
+        """The model type of a selective model, which a transformers without selattn does not know."""
+        return f"selective_{self.model_type}"
+
+
+def _family(model_type: str, prefix: str, *, windowed: bool = False, model: str = "ForCausalLM") -> Family:
+    module = model_type.removesuffix("_text")
+    return Family(model_type, module, f"{prefix}Config", prefix + model, f"{prefix}Attention", windowed)
+
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        _family("llama", "Llama"),
+        _family("qwen2", "Qwen2"),
+        _family("qwen3", "Qwen3"),
+        _family("mistral", "Mistral", windowed=True),
+        _family("gpt2", "GPT2", model="LMHeadModel"),
+        _family("gpt_neox", "GPTNeoX"),
+        _family("gemma2", "Gemma2"),
+        Family("gemma3_text", "gemma3", "Gemma3TextConfig", "Gemma3ForCausalLM", "Gemma3Attention"),
+        _family("phi3", "Phi3", windowed=True),
+        _family("olmo2", "Olmo2"),
+        _family("mixtral", "Mixtral", windowed=True),
+        _family("qwen3_moe", "Qwen3Moe", windowed=True),
+    )
+}
+
+
+def family_of(model: Any) -> Family:
+    """The family of a model; one line if it is not understood."""
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    family = FAMILIES.get(str(kind))
+    if family is None or type(model).__name__ != family.model:
+        known = ", ".join(each.model for each in FAMILIES.values())
+        raise SelattnError(f"the attention of {type(model).__name__} is not understood: use one of {known}")
+    if getattr(model.config, "add_cross_attention", False):
+        raise SelattnError(f"{type(model).__name__} with cross-attention is not understood: leave add_cross_attention")
+    return family
+
+
+def layer_windows(family: Family, config: Any) -> list[int | None]:
+    """Of each layer, how many of the last tokens it sees; None for all."""
+    layers, window = config.num_hidden_layers, getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and not family.windowed:
+        return [window if kind == "sliding_attention" else None for kind in kinds[:layers]]
+    return [window if family.windowed else None] * layers

@@ -1,0 +1,236 @@
+"""What a stock model becomes: its own class, with budgets, a cache that keeps F, and the memory loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from selattn.errors import SelattnError
+from selattn.eviction import NEVER, Budgets, Policy
+from selattn.models.causal_lm import next_tokens
+from selattn.models.evicting import Evicting, PrunedGeneration, selective_cache
+from selattn.models.inputs import Places, next_places, over_tokens, refuse_several, whole_places
+from selattn.models.kinds import AttentionKind
+from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
+from selattn.models.seam import Description, LayerView
+from selattn.models.stock.attention import NAME, PASS, Pass
+from selattn.models.stock.classes import family_of_config
+from selattn.models.stock.families import layer_windows
+from selattn.models.stock.settings import StockSettings
+from selattn.ops import AuxRequest, checks
+
+
+class StockSelective(Evicting, PrunedGeneration):
+    """Stands before a class of transformers: `class SelectiveLlamaForCausalLM(StockSelective, LlamaForCausalLM)`."""
+
+    config: Any
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        from selattn.models.stock.make import equip
+
+        super().__init__(config, *args, **kwargs)
+        equip(self)
+
+    @property
+    def settings(self) -> StockSettings:
+        """What makes it selective."""
+        return StockSettings.from_dict(self.config.selattn)
+
+    @property
+    def description(self) -> Description:
+        """What is known of the model without its weights."""
+        return describe(self.config)
+
+    def own_eviction(self) -> tuple[Budgets | None, str | Policy]:
+        """Budgets and policy of the config."""
+        return self.settings.budgets, self.settings.cache_policy
+
+    def layer_counts(self) -> tuple[int, int]:
+        """The layers that run, and those that there are."""
+        layers = self.config.num_hidden_layers
+        return layers, layers
+
+    def eviction(
+        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
+    ) -> tuple[Budgets | None, Policy]:
+        """Budgets and policy that are in force; a model with no F has none by which a token could leave."""
+        chosen, found = super().eviction(budgets, policy)
+        if chosen is not None and found.needs_f and self.settings.selection is None:
+            raise SelattnError(
+                f"the policy {found.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4"
+            )
+        return chosen, found
+
+    def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
+        """Only ours: any other would make the model a standard one without a word."""
+        if attn_implementation not in (NAME, None, "eager", "sdpa"):
+            raise SelattnError(
+                f"attn_implementation={attn_implementation!r} knows no F: use make_standard(model) first"
+            )
+        super().set_attn_implementation(NAME, *args, **kwargs)  # type: ignore[misc]
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_f: bool = False,
+        output_kept: bool = False,
+        output_evictions: bool = False,
+        selection_strength: float | Tensor | None = None,
+        cache_budgets: Budgets | int | Sequence[int] | None = None,
+        cache_policy: str | Policy | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As in the stock model; what is ours as in `SelectiveModel.forward`.
+
+        The output has `lm_loss`, `memory_loss`, `kept`, `f` and `evicted_at` beside what the stock model gives, where
+        they are asked for. Nothing crosses a sequence's border, so the loss predicts nothing across it either.
+        """
+        if selection_strength is not None:
+            checks.strength(selection_strength)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise SelattnError("give exactly one of input_ids and inputs_embeds")
+        given = input_ids if input_ids is not None else inputs_embeds
+        assert given is not None
+        shape = (given.shape[0], given.shape[1])
+        cache = selective_cache(past_key_values)
+        past = 0 if cache is None else cache.get_seq_length()
+        places = self._places(shape, cache, past, attention_mask, position_ids, kwargs, given.device)
+        settings = self.settings
+        learns = labels is not None and settings.selection is not None and past == 0
+        whole = past == 0 and (torch.is_grad_enabled() or output_kept or output_evictions or learns)
+        if (output_kept or output_evictions) and not whole:
+            raise SelattnError("kept fractions and evictions are told of whole sequences: leave the cache out")
+        if cache is not None or self._wants_cache(use_cache):
+            if places.sequences is not None:
+                refuse_several(places.sequences)
+            cache = self.fitting_cache(cache, cache_budgets, cache_policy)
+        budgets, policy = self.limits(cache_budgets, cache_policy) if cache is None else (None, cache.policy)
+        now = Pass(
+            settings,
+            places.sequences,
+            None if cache is None else places.real,
+            whole=cache is None or whole,
+            budgets=budgets,
+            policy=policy,
+            strength=settings.strength if selection_strength is None else selection_strength,
+            wanted=AuxRequest(f=output_f, memory=output_kept or learns, weights=bool(output_attentions)),
+        )
+        if labels is not None and places.sequences is not None:
+            kwargs["shift_labels"] = next_tokens(labels, places.sequences)
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
+            kwargs["logits_to_keep"] = logits_to_keep
+        more = {"num_items_in_batch": num_items_in_batch, "output_attentions": output_attentions}
+        kwargs |= {name: value for name, value in more.items() if value is not None}
+        result = super().forward(  # type: ignore[misc]
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=cache,
+            inputs_embeds=inputs_embeds,
+            labels=labels,
+            use_cache=cache is not None,
+            return_dict=True,
+            **{PASS: now},
+            **kwargs,
+        )
+        self._add(result, now, given, labels, num_items_in_batch, output_f, output_kept, output_evictions)
+        if output_attentions and cache is not None and not whole:
+            seen = (places.sequences, cache.layers[0].length, cache.get_seq_length())
+            result["attentions"] = tuple(over_tokens(each, *seen) for each in result.attentions)
+        use_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if use_dict else result.to_tuple()
+
+    def _places(
+        self,
+        shape: tuple[int, int],
+        cache: Any,
+        past: int,
+        mask: Any,
+        positions: Any,
+        more: dict[str, Any],
+        device: Any,
+    ) -> Places:
+        told = (mask, positions, more.get("cu_seq_lens_q"), more.get("seq_idx"))
+        if cache is not None and past:
+            return next_places(shape, cache, past, *told)
+        return whole_places(shape, *told, device)
+
+    def _wants_cache(self, use_cache: bool | None) -> bool:
+        """Whether a pass that was given no cache makes one."""
+        recomputes = self.training and getattr(self, "is_gradient_checkpointing", False)
+        return (self.config.use_cache and not self.training and not recomputes) if use_cache is None else use_cache
+
+    def _add(
+        self,
+        result: Any,
+        now: Pass,
+        given: Tensor,
+        labels: Tensor | None,
+        items: Tensor | int | None,
+        output_f: bool,
+        output_kept: bool,
+        output_evictions: bool,
+    ) -> None:
+        """What selection adds to the stock model's output: the memory term in the loss, F, evictions."""
+        found = [now.found[layer] for layer in sorted(now.found)]
+        if now.wanted.memory:
+            memory = [None if each.memory is None else kept_tokens(each.memory, now.sequences) for each in found]
+            kept = kept_fractions(memory, given, now.sequences)
+            result["kept"] = kept.detach()
+            if result.get("loss") is not None and labels is not None:
+                term = memory_term(kept.to(result.loss.device), now.settings.memory_epsilon)
+                term = term * share_of_labels(next_tokens(labels).to(result.loss.device), items)
+                result["lm_loss"], result["memory_loss"] = result.loss.detach(), term.detach()
+                if now.settings.memory_epsilon:
+                    result["loss"] = result.loss + term
+        if output_f:
+            result["f"] = tuple(each.f for each in found)
+        if output_evictions:
+            never = torch.full((given.shape[0], 1, given.shape[1]), NEVER, device=given.device)
+            result["evicted_at"] = tuple(never if each.evicted_at is None else each.evicted_at for each in found)
+
+    def watch(self, input_ids: Tensor, weights: bool = True) -> Iterator[LayerView]:
+        """F and attention weights of each layer, without budgets."""
+        found = self(input_ids, use_cache=False, output_f=True, output_attentions=weights or None)
+        for layer, f in enumerate(found.f):
+            yield LayerView(f, found.attentions[layer] if weights else None)
+
+    def evictions(self, input_ids: Tensor, budgets: Budgets, policy: Policy) -> Sequence[Tensor]:
+        """The row from which each token is gone, [B, P, N] of each layer."""
+        limits = {"cache_budgets": budgets, "cache_policy": policy}
+        found: Sequence[Tensor] = self(input_ids, use_cache=False, output_evictions=True, **limits).evicted_at
+        return found
+
+
+def describe(config: Any) -> Description:
+    """What a selective config says of its model."""
+    settings = StockSettings.from_dict(config.selattn)
+    family = family_of_config(config)
+    selects = settings.selection is not None
+    learned = config.max_position_embeddings if family.model_type == "gpt2" else None
+    return Description(
+        kinds=tuple(
+            AttentionKind("selective" if selects else "standard", selects, window)
+            for window in layer_windows(family, config)
+        ),
+        vocab_size=config.vocab_size,
+        context=config.max_position_embeddings,
+        longest=learned,
+        heads=config.num_attention_heads,
+        budgets=settings.budgets,
+        policy=settings.cache_policy,
+        shift=settings.selection is None or settings.selection.shift,
+    )
