@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         eviction_order,
         kept_positions,
     )
-    from selattn.models import SelectiveConfig, SelectiveForCausalLM
+    from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, make_selective, make_standard
     from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
     from selattn.report import plot
     from selattn.report.explorer import explore
@@ -35,6 +35,7 @@ __all__ = [
     "AuxOutput",
     "AuxRequest",
     "Budgets",
+    "NewForm",
     "Policy",
     "Selection",
     "Selective",
@@ -50,6 +51,8 @@ __all__ = [
     "eviction_order",
     "explore",
     "kept_positions",
+    "make_selective",
+    "make_standard",
     "plot",
     "selective_attention",
     "trace",
@@ -60,6 +63,7 @@ _HOMES = {
     **dict.fromkeys(("SelectiveConfig", "SelectiveForCausalLM"), "selattn.models"),
     **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.eviction"),
     **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.eviction"),
+    **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),
     "SelectiveCache": "selattn.cache",
     "explore": "selattn.report.explorer",
     "plot": "selattn.report.plot",

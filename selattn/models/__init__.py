@@ -1,4 +1,4 @@
-"""The decoder of the paper, as Hugging Face models. Importing it makes transformers' `Auto` classes know them."""
+"""The decoder of the paper and stock decoders made selective, as Hugging Face models. Importing it makes transformers' `Auto` classes know them."""
 
 from selattn.models.auto import register
 from selattn.models.causal_lm import SelectiveForCausalLM
@@ -13,9 +13,11 @@ from selattn.models.heads import (
 )
 from selattn.models.llama2c import from_llama2c
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
+from selattn.models.stock import NewForm, make_selective, make_standard
 
 __all__ = [
     "Engine",
+    "NewForm",
     "SelectiveConfig",
     "SelectiveForCausalLM",
     "SelectiveForQuestionAnswering",
@@ -26,6 +28,8 @@ __all__ = [
     "SelectiveOutput",
     "from_gpt2",
     "from_llama2c",
+    "make_selective",
+    "make_standard",
 ]
 
 register()

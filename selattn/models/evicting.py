@@ -74,7 +74,7 @@ class Evicting:
             raise SelattnError(
                 f"this cache has {len(given.layers)} layers and the model {layers}: make one with new_cache()"
             )
-        other = budgets is not None and self.eviction(budgets, None)[0] != given.budgets
+        other = budgets is not None and self.eviction(budgets, policy)[0] != given.budgets
         if other or (policy is not None and not _is_policy(given.policy, policy)):
             raise SelattnError(
                 f"this cache was made for {given.budgets or 'no budgets'} and the policy {given.policy.name!r}: "

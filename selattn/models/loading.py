@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
 from selattn.models.seam import Description, LanguageModel
+from selattn.models.stock.format import StockFormat
 from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
@@ -110,7 +111,7 @@ class OwnFormat:
         return [*sorted(folder.glob("*.safetensors")), folder / CONFIG]
 
 
-FORMATS: tuple[Format, ...] = (OwnFormat(),)
+FORMATS: tuple[Format, ...] = (OwnFormat(), StockFormat())
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def check_weights(folder: Path, config: SelectiveConfig) -> None:
     """One line for a folder whose weights are not those of the config's model. Only the files' headers are read."""
     wanted = {name: list(weight.shape) for name, weight in skeleton(config).state_dict().items()}
     tied = set(SelectiveForCausalLM._tied_weights_keys) if config.tie_word_embeddings else set()
-    found = _headers(folder)
+    found = read_headers(folder)
     _refuse(folder, "lacks {} of its model's weights", wanted.keys() - found.keys() - tied)
     _refuse(folder, "has {} weights that its config has no place for", found.keys() - wanted.keys())
     for name, (shape, dtype) in found.items():
@@ -83,10 +83,10 @@ def check_weights(folder: Path, config: SelectiveConfig) -> None:
             raise SelattnError(f"cannot read the weights in {folder}: {name} holds {dtype}, and no fractions")
 
 
-def _headers(folder: Path) -> dict[str, tuple[list[int], str]]:
+def read_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     """Name, shape and type of each weight, from one file or from several with an index."""
     found = {}
-    for file in _files(folder):
+    for file in weight_files(folder):
         try:
             with safe_open(file, framework="pt") as weights:
                 for name in weights.keys():  # noqa: SIM118 (it is no dict)
@@ -97,7 +97,7 @@ def _headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     return found
 
 
-def _files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The files with the weights, as transformers chooses them."""
     if (folder / FILE).is_file():
         return [folder / FILE]

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
-from selattn.models.stock.families import FAMILIES, Family
+from selattn.models.stock.families import FAMILIES, SELECTIVE, Family
 
 _DOC = "Made by `selattn.make_selective`."
 
@@ -21,13 +21,13 @@ class StockConfig:
     @classmethod
     def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; the `Auto` classes learn of the model now, so that no model is imported before."""
-        register_model(FAMILIES[cls.model_type.removeprefix("selective_")])
+        register_model(FAMILIES[cls.model_type.removeprefix(SELECTIVE)])
         return super().from_dict(*args, **kwargs)  # type: ignore[misc]
 
 
 def family_of_config(config: Any) -> Family:
     """The family of a selective config."""
-    return FAMILIES[config.model_type.removeprefix("selective_")]
+    return FAMILIES[config.model_type.removeprefix(SELECTIVE)]
 
 
 @functools.cache
@@ -51,7 +51,7 @@ def model_class(family: Family) -> type[PreTrainedModel]:
 def register_configs() -> None:
     """Make `AutoConfig` know the types of selective configs; models follow when one of them is read."""
     for family in FAMILIES.values():
-        AutoConfig.register(family.selective_type, config_class(family), exist_ok=True)  # type: ignore[arg-type]
+        AutoConfig.register(family.selective_type, config_class(family), exist_ok=True)
 
 
 def register_model(family: Family) -> None:

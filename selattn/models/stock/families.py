@@ -13,6 +13,8 @@ from typing import Any
 
 from selattn.errors import SelattnError
 
+SELECTIVE = "selective_"  # what the type of a selective model begins with
+
 
 @dataclass(frozen=True)
 class Family:
@@ -41,7 +43,7 @@ class Family:
     @property
     def selective_type(self) -> str:
         """The model type of a selective model, which a transformers without selattn does not know."""
-        return f"selective_{self.model_type}"
+        return SELECTIVE + self.model_type
 
 
 def _family(model_type: str, prefix: str, *, windowed: bool = False, model: str = "ForCausalLM") -> Family:

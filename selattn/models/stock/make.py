@@ -38,7 +38,7 @@ def make_selective(
         strength: multiplies S. A pretrained head was not trained to select: start near 0 and ramp it up.
         settings: other fields of `StockSettings`: memory_epsilon, memory_tau, cache_budgets, cache_policy, backend.
     """
-    if isinstance(model, StockSelective):
+    if _is_selective(model):
         raise SelattnError(f"{type(model).__name__} is selective already: use make_standard(model) first")
     family = family_of(model)
     if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
@@ -55,7 +55,7 @@ def make_selective(
 
 def make_standard(model: Any) -> Any:
     """The same model as it was before `make_selective`: a selecting form of its own is dropped."""
-    if not isinstance(model, StockSelective):
+    if not _is_selective(model):
         raise SelattnError(f"{type(model).__name__} was not made selective: there is nothing to take back")
     config: Any = copy.deepcopy(model.config)
     family = family_of_config(config)
@@ -102,6 +102,10 @@ def form_sizes(form: NewForm, config: Any) -> tuple[int, int]:
     if heads % masks:
         raise SelattnError(f"{masks} masks cannot be shared out among {heads} heads: take a divisor")
     return masks, form.size or getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+def _is_selective(model: Any) -> bool:
+    return isinstance(model, StockSelective)
 
 
 def _context(form: NewForm, config: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,11 +27,13 @@ class StockSelective(Evicting, PrunedGeneration):
     """Stands before a class of transformers: `class SelectiveLlamaForCausalLM(StockSelective, LlamaForCausalLM)`."""
 
     config: Any
+    training: bool
+    __call__: Callable[..., Any]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         from selattn.models.stock.make import equip
 
-        super().__init__(config, *args, **kwargs)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # of the class that stands behind it
         equip(self)
 
     @property

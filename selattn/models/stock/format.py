@@ -1,0 +1,98 @@
+"""Model folders of stock decoders, selective or not: how `selattn.models.loading` reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from selattn.errors import SelattnError
+from selattn.models.stock.classes import config_class, family_of_config, model_class
+from selattn.models.stock.families import FAMILIES, SELECTIVE
+from selattn.models.stock.make import make_selective
+from selattn.models.stock.model import describe
+from selattn.models.stock.settings import StockSettings
+from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
+from selattn.models.weights import CONFIG, read_headers, weight_files
+from selattn.utils.inputs import first_line, read_json
+
+STOCK_POLICY = "window+4"  # of a model that selects nothing, unless another is named
+
+_FAULTS = {
+    "missing_keys": "lacks {} of its model's weights",
+    "unexpected_keys": "has {} weights that its config has no place for",
+    "mismatched_keys": "has {} weights of another shape than its config says",
+}
+
+
+class StockFormat:
+    """Folders of transformers' decoders. One that is not selective gets the evicting cache, and nothing else."""
+
+    def owns(self, folder: Path) -> bool:
+        """By the type that config.json names."""
+        return str(read_json(folder / CONFIG).get("model_type")).removeprefix(SELECTIVE) in FAMILIES
+
+    def config(self, folder: Path) -> Any:
+        """The config of the selective model; a stock one selects nothing."""
+        if "auto_map" in read_json(folder / CONFIG):
+            raise SelattnError(f"{folder / CONFIG} asks for code of its own (auto_map), which is not run: remove that")
+        try:
+            found: Any = AutoConfig.from_pretrained(folder)
+        except Exception as error:  # whatever a config class raises for what it does not understand
+            raise SelattnError(f"{folder / CONFIG}: {first_line(error)}") from error
+        if getattr(found, "selattn", None) is None:
+            family = FAMILIES[found.model_type]
+            found.__class__ = config_class(family)
+            found.selattn = StockSettings(cache_policy=STOCK_POLICY).to_dict()
+        StockSettings.from_dict(found.selattn)
+        return found
+
+    def describe(self, config: Any) -> Any:
+        """What the config says of the model."""
+        return describe(config)
+
+    def skeleton(self, config: Any) -> nn.Module:
+        """The model on the device `meta`."""
+        with torch.device("meta"):
+            return model_class(family_of_config(config))(config)
+
+    def check(self, folder: Path, config: Any) -> None:
+        """Whether the files can be read. Names are checked when a model is loaded, which translates old ones."""
+        read_headers(folder)
+
+    def model(self, folder: Path, dtype: torch.dtype | None) -> Any:
+        """The model with all its weights; a stock one with the evicting cache."""
+        self.check(folder, self.config(folder))
+        options: Any = {"dtype": "auto" if dtype is None else dtype, "use_safetensors": True}
+        try:
+            found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+        except Exception as error:  # a weight that cannot be read, whatever library says so
+            raise SelattnError(f"cannot read the weights in {folder}: {first_line(error)}") from error
+        model, told = found
+        for kind, what in _FAULTS.items():
+            if names := sorted(map(str, told.get(kind) or ())):
+                raise SelattnError(f"{folder} {what.format(len(names))}, such as {names[0]}: save it again")
+        if model.config.model_type.startswith(SELECTIVE):
+            return model
+        return make_selective(model, selection=None, cache_policy=STOCK_POLICY)
+
+    def has_tokenizer(self, folder: Path) -> bool:
+        """Whether one lies beside the weights."""
+        return has_tokenizer(folder)
+
+    def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
+        """What lies beside the weights. Models may know more tokens than their tokenizers, and never fewer."""
+        found = read_tokenizer(folder)
+        if found.vocab_size > vocab_size:
+            raise SelattnError(
+                f"the tokenizer in {folder} has {found.vocab_size} tokens, and its model knows {vocab_size}: "
+                "put the one there that the model was trained with"
+            )
+        return found
+
+    def files(self, folder: Path) -> list[Path]:
+        """The weights, then the config."""
+        return [*weight_files(folder), folder / CONFIG]

@@ -1,0 +1,83 @@
+"""Every family that is understood: equal to the stock model without selection, to the paper's sketch with it."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
+
+import selattn
+from selattn.eviction import POLICIES
+from selattn.models.stock.families import FAMILIES
+from tests.models.stock.families import QUICK, literal, tiny, tokens
+
+AttentionInterface.register("literal", literal)
+AttentionMaskInterface.register("literal", eager_mask)
+
+families = pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
+)
+
+
+@families
+def test_strength_0_is_the_stock_model(name):
+    model, ids = tiny(name), tokens(2, 30)
+    with torch.no_grad():
+        stock = model(ids).logits
+        selattn.make_selective(model, strength=0.0)
+        assert_close(model(ids).logits, stock, atol=1e-5, rtol=1e-6)
+        selattn.make_standard(model)
+        assert torch.equal(model(ids).logits, stock)
+
+
+@families
+def test_strength_1_is_the_papers_sketch(name):
+    model, ids = tiny(name), tokens(2, 30)
+    model.set_attn_implementation("literal")
+    with torch.no_grad():
+        wanted = model(ids).logits
+        model.set_attn_implementation("eager")
+        stock = model(ids).logits
+        selattn.make_selective(model)
+        got = model(ids).logits
+    assert_close(got, wanted, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(got, stock, atol=1e-2)  # something was selected
+
+
+@families
+def test_gradients_reach_every_parameter(name):
+    model, ids = selattn.make_selective(tiny(name), memory_epsilon=0.1), tokens(2, 30)
+    result = model(ids, labels=ids)
+    result.loss.backward()
+    assert_close(result.loss, result.lm_loss + result.memory_loss)
+    silent = [n for n, p in model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.any())]
+    # Of a row of experts some may have had no token, and no position is as far as the table goes.
+    assert not [n for n in silent if "expert" not in n and "wpe" not in n]
+
+
+@families
+def test_left_padding_changes_nothing(name):
+    model, ids = selattn.make_selective(tiny(name)), tokens(2, 24)
+    mask = torch.ones_like(ids)
+    mask[1, :9] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    with torch.no_grad():
+        both = model(ids, attention_mask=mask, position_ids=positions).logits
+        alone = model(ids[1:, 9:]).logits
+    assert_close(both[1:, 9:], alone, atol=1e-4, rtol=1e-4)
+
+
+@families
+@pytest.mark.parametrize("policy", POLICIES)
+def test_decoding_equals_the_pruned_forward(name, policy):
+    model, ids = selattn.make_selective(tiny(name)), tokens(2, 30)
+    budgets = {"cache_budgets": [6, 11], "cache_policy": policy}
+    with torch.no_grad():
+        whole = model(ids, use_cache=False, **budgets).logits
+        cache = model.new_cache([6, 11], policy)
+        steps = [model(ids[:, :9], past_key_values=cache).logits, model(ids[:, 9:14], past_key_values=cache).logits]
+        steps += [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(14, 30)]
+        unpruned = model(ids, use_cache=False).logits
+    assert_close(torch.cat(steps, 1), whole, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(whole, unpruned, atol=1e-3)
+    assert cache.nbytes() < cache.full_nbytes()

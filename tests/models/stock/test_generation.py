@@ -1,0 +1,82 @@
+"""`generate()` of a model that was made selective: every way of decoding gives what a full forward gives."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import selattn
+from selattn.errors import SelattnError
+from tests.models.stock.families import tiny, tokens
+
+PRUNED = {"cache_budgets": [6, 11]}
+
+
+def greedy(model, ids, count, **limits):
+    """Token after token from full forwards."""
+    for _ in range(count):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids, use_cache=False, **limits).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
+@pytest.mark.parametrize("limits", [{}, PRUNED, {**PRUNED, "cache_policy": "h2o"}])
+def test_greedy(limits):
+    model, ids = selattn.make_selective(tiny("llama", eos_token_id=None)), tokens(2, 12)
+    text = model.generate(ids, max_new_tokens=10, do_sample=False, **limits)
+    assert torch.equal(text, greedy(model, ids, 10, **limits))
+
+
+@pytest.mark.parametrize("how", [{"prompt_lookup_num_tokens": 3}, {"prefill_chunk_size": 5}, {"assistant": True}])
+def test_other_ways_give_the_same_text(how):
+    model, ids = selattn.make_selective(tiny("llama", eos_token_id=None)), tokens(1, 12)
+    if how.pop("assistant", False):
+        how = {"assistant_model": selattn.make_selective(tiny("llama", seed=3, eos_token_id=None))}
+    text = model.generate(ids, max_new_tokens=10, do_sample=False, **PRUNED, **how)
+    assert torch.equal(text, greedy(model, ids, 10, **PRUNED))
+
+
+def test_beams_are_scored_as_full_forwards_score_them():
+    model, ids = selattn.make_selective(tiny("llama", eos_token_id=None)), tokens(1, 12)
+    done = model.generate(
+        ids, max_new_tokens=6, num_beams=3, do_sample=False, output_scores=True, return_dict_in_generate=True, **PRUNED
+    )
+    with torch.no_grad():
+        logits = model(done.sequences, use_cache=False, **PRUNED).logits.log_softmax(-1)
+    told = logits[0, 11:-1].gather(-1, done.sequences[0, 12:, None]).sum() / 6
+    torch.testing.assert_close(done.sequences_scores[0], told, atol=1e-4, rtol=1e-4)
+
+
+def test_padded_batches():
+    model, ids = selattn.make_selective(tiny("llama", eos_token_id=None)), tokens(2, 12)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+    text = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, **PRUNED)
+    alone = model.generate(ids[1:, 5:], max_new_tokens=8, do_sample=False, **PRUNED)
+    assert torch.equal(text[1, 12:], alone[0, 7:])
+
+
+def test_sampling_is_repeatable():
+    model, ids = selattn.make_selective(tiny("llama", eos_token_id=None)), tokens(1, 12)
+    texts = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        texts.append(model.generate(ids, max_new_tokens=10, do_sample=True, **PRUNED))
+    assert torch.equal(*texts)
+
+
+def test_a_plain_cache_is_refused():
+    model, ids = selattn.make_selective(tiny("llama")), tokens(1, 12)
+    with pytest.raises(SelattnError, match="does not keep F"):
+        model(ids, past_key_values=DynamicCache())
+    with pytest.raises(SelattnError, match="does not keep F"):
+        model.generate(ids, max_new_tokens=2, cache_implementation="static")
+
+
+def test_a_model_that_selects_nothing_has_the_other_policies():
+    model, ids = tiny("llama", eos_token_id=None), tokens(1, 12)
+    stock = model.generate(ids, max_new_tokens=8, do_sample=False)
+    selattn.make_selective(model, selection=None)
+    assert torch.equal(model.generate(ids, max_new_tokens=8, do_sample=False), stock)
+    model.generate(ids, max_new_tokens=8, do_sample=False, cache_budgets=6, cache_policy="tova")
+    with pytest.raises(SelattnError, match="needs F"):
+        model.generate(ids, max_new_tokens=8, cache_budgets=6)
