@@ -1,4 +1,4 @@
-"""The decoder of the paper and stock decoders made selective, as Hugging Face models. Importing it makes transformers' `Auto` classes know them."""
+"""The paper's decoder, and stock decoders made selective. Importing it makes the `Auto` classes know them."""
 
 from selattn.models.auto import register
 from selattn.models.causal_lm import SelectiveForCausalLM

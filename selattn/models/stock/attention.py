@@ -94,7 +94,7 @@ def selective_attention_forward(
     )
     result = _attend(module.layer_idx, layer, tokens, rules, now)
     now.found.setdefault(module.layer_idx, result._replace(output=result.output.new_empty(0)))
-    return result.output.transpose(1, 2).contiguous(), result.weights
+    return result.output.transpose(1, 2).contiguous(), result.aux.weights
 
 
 def _attend(number: int, layer: SlotLayer | None, tokens: Tokens, rules: Rules, now: Pass) -> Attention:

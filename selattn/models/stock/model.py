@@ -189,7 +189,9 @@ class StockSelective(Evicting, PrunedGeneration):
         """What selection adds to the stock model's output: the memory term in the loss, F, evictions."""
         found = [now.found[layer] for layer in sorted(now.found)]
         if now.wanted.memory:
-            memory = [None if each.memory is None else kept_tokens(each.memory, now.sequences) for each in found]
+            memory = [
+                None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in found
+            ]
             kept = kept_fractions(memory, given, now.sequences)
             result["kept"] = kept.detach()
             if result.get("loss") is not None and labels is not None:
@@ -199,7 +201,7 @@ class StockSelective(Evicting, PrunedGeneration):
                 if now.settings.memory_epsilon:
                     result["loss"] = result.loss + term
         if output_f:
-            result["f"] = tuple(each.f for each in found)
+            result["f"] = tuple(each.aux.f for each in found)
         if output_evictions:
             never = torch.full((given.shape[0], 1, given.shape[1]), NEVER, device=given.device)
             result["evicted_at"] = tuple(never if each.evicted_at is None else each.evicted_at for each in found)
