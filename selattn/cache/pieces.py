@@ -12,7 +12,7 @@ from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import NEVER, Order, OrderRequest
 from selattn.ops.request import Attention, AuxRequest, Request
-from selattn.ops.rules import Rules, position_mask
+from selattn.ops.rules import Rules, position_bias, position_mask
 from selattn.ops.sequences import starts
 from selattn.ops.tokens import Tokens
 
@@ -96,11 +96,12 @@ def _over_entries(entries: Entries, tokens: Tokens, rules: Rules, wanted: AuxReq
         tokens.query,
         entries.keys,
         entries.values,
-        rules._replace(window=None, pattern=None),  # they are in the mask
+        rules._replace(window=None, pattern=None, bias=None),  # they are in mask and bias
         wanted,
         start=start,
         until=until,
         mask=mask,
+        bias=position_bias(rules, tokens.query, entries.positions),
         selection_query=tokens.selection_query,
         selection_key=entries.selection_keys,
         initial_f=entries.f if rules.selection is not None and entries.size > count else None,

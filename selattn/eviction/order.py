@@ -21,7 +21,7 @@ from selattn.ops.backends.base import Backend
 from selattn.ops.order import NEVER, Order, OrderRequest
 from selattn.ops.patterns import Pattern
 from selattn.ops.precision import compute_dtype
-from selattn.ops.rules import Rules
+from selattn.ops.rules import PositionBias, Rules
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 from selattn.ops.tokens import Tokens
@@ -44,6 +44,7 @@ def eviction_order(
     pattern: Pattern | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    bias: PositionBias | None = None,
     backend: str | Backend = "auto",
 ) -> Tensor:
     """The row from which each key is gone, `selattn.eviction.NEVER` if it stays, when the tokens come one by one.
@@ -58,6 +59,7 @@ def eviction_order(
         policy: who leaves, a name or a policy.
         selection: None for standard attention, where F = 0.
         pattern: of sparse attention, as in `selattn.causal_attention`.
+        bias: what is added to the logits after scale and soft cap, a function of positions, see `selattn.ops.Rules`.
 
     Returns:
         [B, P, N] int64, which `visible_until` of the operator takes.
@@ -77,7 +79,7 @@ def eviction_order(
     if budget is not None:
         Budgets(budget)  # which raises for what is no budget
     tokens = Tokens(query, key, key, None, selection_query, selection_key)
-    rules = Rules(selection, strength, window, pattern, scale, softcap)
+    rules = Rules(selection, strength, window, pattern, scale, softcap, bias=bias)
     return evictions(tokens, sequences, rules, budget, make_policy(policy), backend)
 
 

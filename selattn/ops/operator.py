@@ -19,6 +19,7 @@ from torch import Tensor
 from selattn.ops import transforms
 from selattn.ops.patterns import Pattern, decode_pattern, encode_pattern
 from selattn.ops.request import Attention, AuxOutput, Request
+from selattn.ops.rules import PositionBias
 from selattn.ops.selection import Selection
 
 Call = TypeVar("Call", bound=tuple[Any, ...])
@@ -76,6 +77,11 @@ def _write_float(value: float, to: _Numbers) -> None:
     to.floats.append(float(value))
 
 
+def _write_nothing(value: Any, to: _Numbers) -> None:
+    """Of a function of positions, which is a tensor by the time that an operator is called."""
+    assert value is None, "the bias by positions has to be evaluated before"
+
+
 _CODECS: dict[Any, _Codec] = {
     int: _Codec(_write_int, lambda ints, _: next(ints)),
     bool: _Codec(_write_int, lambda ints, _: bool(next(ints))),
@@ -84,6 +90,7 @@ _CODECS: dict[Any, _Codec] = {
     float | None: _optional(float, _write_float, 1),
     Selection | None: _list_codec(Selection.encode, Selection.decode),
     Pattern | None: _list_codec(encode_pattern, decode_pattern),
+    PositionBias | None: _Codec(_write_nothing, lambda *_: None),
 }
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from selattn.errors import SelattnError
 from selattn.ops.patterns import Pattern, pattern_visible
 from selattn.ops.precision import compute_dtype
 from selattn.ops.selection import Selection
+
+# From positions of queries [B or 1, n] and of keys [B or 1, M], int64 from 0, to what is added to their logits,
+# [B or 1, H or 1, n, M]; -inf hides. What padding and empty places get does not matter.
+PositionBias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Rules(NamedTuple):
@@ -27,6 +33,7 @@ class Rules(NamedTuple):
     dropout_p: float = 0.0
     tau: float = 1.0  # the clamp of the memory M_i
     tolerance: float = 2.0**-24  # of attention mass that a row may lose to columns that are left out
+    bias: PositionBias | None = None  # added to the logits after scale and soft cap
 
     def scale_of(self, query: Tensor) -> float:
         """The factor of Q K^T."""
@@ -44,6 +51,25 @@ class Rules(NamedTuple):
         if self.selection is None:
             return 0
         return len(self.selection.heads) if selection_query is None else selection_query.shape[1]
+
+
+def position_bias(rules: Rules, query: Tensor, positions: Tensor) -> Tensor | None:
+    """[B or 1, H or 1, n, M] the bias of the queries [B, H, n, D], which are the last n of M entries at `positions`.
+
+    positions: [B or 1, M], below 0 for padding and empty places.
+    """
+    if rules.bias is None:
+        return None
+    at = positions.clamp(min=0)
+    found = rules.bias(at[:, -query.shape[2] :], at)
+    want = (query.shape[0], query.shape[1], query.shape[2], positions.shape[-1])
+    fits = found.ndim == 4 and found.shape[2:] == want[2:] and found.shape[0] in (1, want[0])
+    if not fits or found.shape[1] not in (1, want[1]):
+        raise SelattnError(
+            f"a bias by positions must be [batch, heads, queries, keys] {list(want)} (batch and heads may be 1)"
+            f", not {list(found.shape)}"
+        )
+    return found.to(compute_dtype(query.dtype))
 
 
 def position_mask(positions: Tensor, count: int, rules: Rules, heads: int) -> Tensor | None:

@@ -91,7 +91,7 @@ class Case:
 
     def order(self, backend="auto"):
         """[B, P, N] when each token leaves."""
-        names = ("selection", "strength", "window", "pattern", "scale")
+        names = ("selection", "strength", "window", "pattern", "scale", "softcap", "bias")
         return eviction_order(
             self.tokens.query,
             self.tokens.key,
@@ -152,6 +152,23 @@ def some_case(policy="selective", budget=5, size=12, batch=2, selection=DEFAULT,
     return Case(Tokens(q, k, v), Rules(selection, **rules), budget, policy, [[0] * size for _ in range(batch)])
 
 
+class Distances:
+    """A bias by positions: a number for each head (or one for all) and each distance, -inf for some of them."""
+
+    def __init__(self, heads, seed, hides):
+        chance = torch.Generator().manual_seed(seed)
+        self.table = torch.randn(heads, 40, generator=chance, dtype=torch.float64)
+        self.table[:, 1:] = self.table[:, 1:].masked_fill(torch.rand(39, generator=chance) < hides, -torch.inf)
+        self.said = f"Distances({heads}, {seed}, {hides})"
+
+    def __repr__(self):
+        return self.said
+
+    def __call__(self, queries, keys):
+        distance = queries[:, :, None] - keys[:, None, :]
+        return self.table[:, distance.clamp(0, 39)].movedim(0, 1)
+
+
 @st.composite
 def cases(draw, policies=tuple(POLICIES), kinds=("full", "padded", "holes", "empty"), most=20):
     """A whole situation."""
@@ -179,5 +196,10 @@ def cases(draw, policies=tuple(POLICIES), kinds=("full", "padded", "holes", "emp
         window=None if draw(often) else draw(st.integers(1, N + 1)),
         pattern=None if draw(often) else draw(PATTERNS),
         scale=draw(st.sampled_from((None, 0.3))),
+        softcap=draw(st.sampled_from((None, None, 1.5))),
+        bias=draw(
+            st.none()
+            | st.builds(Distances, st.sampled_from((1, H)), st.integers(0, 99), st.sampled_from((0.0, 0.0, 0.2)))
+        ),
     )
     return Case(Tokens(q, k, v, None, sq, sk), rules, draw(st.integers(2, N + 3)), policy, draw(rows(B, N, kinds)))

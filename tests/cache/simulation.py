@@ -10,7 +10,7 @@ TOVA, Oren et al. 2024   drops the token with the lowest attention of the last q
 Window+4, Oren et al.    the first 4 tokens and the most recent
 """
 
-from math import exp, sqrt
+from math import exp, inf, sqrt, tanh
 from typing import NamedTuple
 
 import torch
@@ -53,6 +53,8 @@ def sequence(q, k, v, sq, sk, rules, budget, policy):
     kept = [[] for _ in range(orders)]
     attention = [{} for _ in range(orders)]  # of each token: accumulated (H2O), or by the last query (TOVA)
     F = [{} for _ in range(masks)]
+    at = torch.arange(len(q[0]))[None]
+    bias = [[[0.0] * len(q[0])] * len(q[0])] if rules.bias is None else rules.bias(at, at)[0].tolist()  # [1 or H][N][N]
 
     for i in range(len(q[0])):
         for p in range(orders):
@@ -62,9 +64,14 @@ def sequence(q, k, v, sq, sk, rules, budget, policy):
             kept[p].append(i)
 
         def logit(h, j, i=i):
-            return scale * dot(q[h][i], k[h * G // H][j])
+            x = scale * dot(q[h][i], k[h * G // H][j])
+            x = x if rules.softcap is None else rules.softcap * tanh(x / rules.softcap)
+            return x + bias[h % len(bias)][i][j]
 
-        sees = [[j for j in kept[h * orders // H] if shows(rules, h, H, i, j)] for h in range(H)]
+        sees = [
+            [j for j in kept[h * orders // H] if shows(rules, h, H, i, j) and bias[h % len(bias)][i][j] != -inf]
+            for h in range(H)
+        ]
         S = [{} for _ in range(masks)]
         for s in range(masks):
             F[s][i] = 0.0

@@ -23,6 +23,7 @@ def refusal(tokens: Tokens, rules: Rules) -> str | None:
     """Why the library cannot make the logits of these queries; None if it can."""
     reasons = {
         "it has no soft cap": rules.softcap is not None,
+        "it has no bias by positions": rules.bias is not None,
         "it has no sparse patterns": rules.pattern is not None,
         "it has no separate bilinear form": tokens.selection_query is not None,
     }

@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 from selattn.ops.backends.tile import Tile, head_logits, selected, visible
 from selattn.ops.order import Kept, Order, OrderRequest, Ranking, victim
 from selattn.ops.request import Request
-from selattn.ops.rules import position_mask
+from selattn.ops.rules import position_bias, position_mask
 from selattn.ops.sequences import starts
 
 STRIP = 128  # queries whose logits are held at once
@@ -46,9 +46,10 @@ def order(request: OrderRequest, rows: Rows | None = None) -> tuple[Order, Tenso
         tokens.query,
         request.keys,
         request.keys,  # no values are mixed
-        rules._replace(window=None, pattern=None),  # they are in the mask
+        rules._replace(window=None, pattern=None, bias=None),  # they are in mask and bias
         start=starts(request.positions),
         mask=position_mask(request.positions, count, rules, heads),
+        bias=position_bias(rules, tokens.query, request.positions) if selects or policy.needs_weights else None,
         selection_query=tokens.selection_query,
         selection_key=request.selection_keys,
     )

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from selattn.errors import SelattnError
-from selattn.ops.backends.tile import by_group, products
+from selattn.ops.backends.tile import by_group, products, soft_capped
 from selattn.ops.order import Kept, StepRequest, victim
 from selattn.ops.patterns import pattern_visible
+from selattn.ops.rules import Rules, position_bias
 from selattn.ops.selection import constrain
 from selattn.ops.selection import step as accumulate_step
 
@@ -17,8 +17,6 @@ from selattn.ops.selection import step as accumulate_step
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the token that leaves is overwritten."""
     slots, rules, used = request.slots, request.rules, request.used
-    if rules.softcap is not None:
-        raise SelattnError("decoding has no soft cap yet: leave the cache out")
     assert slots.keys is not None
     assert slots.values is not None
     query, now = request.tokens.query, slots.length[:, None]  # the new token's position
@@ -38,11 +36,16 @@ def step(request: StepRequest) -> Tensor:
             head = torch.arange(heads, device=query.device)
             shown = shown.expand(-1, heads, -1, -1)[:, head, head // (heads // orders), None]
         seen = seen & shown
+    own = _bias(request, position, now)
+    if own is not None:
+        seen = seen & (own != -torch.inf)
     bias = torch.zeros((), dtype=slots.f.dtype, device=query.device)
     if rules.selection is not None:
-        bias = -_select(request, keys, position, seen, now)  # [B, S, 1, C]
+        bias = -_select(request, keys, position, seen, now, own)  # [B, S, 1, C]
         if bias.shape[1] > 1:
             bias = bias.repeat_interleave(heads // bias.shape[1], 1)
+    if own is not None:
+        bias = bias + own
     output = _mix(request, keys, values, bias.masked_fill(~seen, -torch.inf))
     return output if request.tokens.real is None else output.masked_fill(~request.tokens.real[:, None, :, None], 0.0)
 
@@ -89,7 +92,29 @@ def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
         put(stored, 2, at, tokens.selection_key)
 
 
-def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, now: Tensor) -> Tensor:
+def _bias(request: StepRequest, position: Tensor, now: Tensor) -> Tensor | None:
+    """[B or 1, H or 1, 1, C] the layer's bias by positions; each head's by the positions of its own order."""
+    query, orders = request.tokens.query, position.shape[1]
+    if orders == 1:
+        return bias_of_slots(request.rules, query, position[:, 0], now)
+    each = [bias_of_slots(request.rules, query, position[:, p], now) for p in range(orders)]
+    shared, found = query.shape[1] // orders, []
+    for p, x in enumerate(each):
+        if x is None:
+            return None
+        found.append(x.expand(-1, query.shape[1], -1, -1)[:, p * shared : (p + 1) * shared])
+    return torch.cat(found, 1)
+
+
+def bias_of_slots(rules: Rules, query: Tensor, position: Tensor, now: Tensor) -> Tensor | None:
+    """[B or 1, H or 1, 1, C] the bias of one query at `now` [B, 1] over slots at `position` [B, C]."""
+    found = position_bias(rules, query, torch.cat([position.long(), now], -1))
+    return None if found is None else found[..., :-1]
+
+
+def _select(
+    request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, now: Tensor, bias: Tensor | None
+) -> Tensor:
     """F of the query [B, S, 1, C]; what it selects is added to the slots' F."""
     slots, tokens, rules, used = request.slots, request.tokens, request.rules, request.used
     selection = rules.selection
@@ -104,6 +129,9 @@ def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, 
         shared = tokens.query.shape[1] // keys.shape[1]
         chosen = keys[:, [head // shared for head in heads]]
         logits = products(tokens.query[:, heads].to(exact), chosen.to(exact)) * rules.scale_of(tokens.query)
+        logits = soft_capped(logits, rules.softcap)
+        if bias is not None:
+            logits = logits + (bias if bias.shape[1] == 1 else bias[:, heads])
         visible_to_it = seen if seen.shape[1] == 1 else seen[:, heads]
     allowed = selection.allowed(visible_to_it, *((position == x).unsqueeze(-2) for x in (now[:, None], 0)))
     S = constrain(logits, allowed, selection.relu, rules.strength_of(tokens.query))
@@ -114,17 +142,19 @@ def _select(request: StepRequest, keys: Tensor, position: Tensor, seen: Tensor, 
 
 
 def _mix(request: StepRequest, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """softmax(scale Q K^T + bias) V; a policy that lives on attention weights gets them."""
+    """softmax(scale Q K^T + bias) V, soft-capped; a policy that lives on attention weights gets them."""
     query, rules, slots, used = request.tokens.query, request.rules, request.slots, request.used
-    if not request.policy.needs_weights:
+    if not request.policy.needs_weights and rules.softcap is None:
         bias = bias.to(query.dtype) if query.device.type != "cpu" else bias
         return nnf.scaled_dot_product_attention(query, keys, values, attn_mask=bias, scale=rules.scale, enable_gqa=True)
     exact = slots.f.dtype
-    weights = (products(query.to(exact), keys.to(exact)) * rules.scale_of(query) + bias).softmax(-1)  # [B, H, 1, C]
+    logits = soft_capped(products(query.to(exact), keys.to(exact)) * rules.scale_of(query), rules.softcap)
+    weights = (logits + bias).softmax(-1)  # [B, H, 1, C]
     weights = weights.nan_to_num(0.0)  # of a query to which a pattern shows nothing
-    mean = weights.squeeze(-2).unflatten(1, (slots.position.shape[1], -1)).mean(2)
-    score = slots.score[..., :used]
-    slots.score[..., :used] = _unless_out(request, request.policy.update(score, mean), score)
+    if request.policy.needs_weights:
+        mean = weights.squeeze(-2).unflatten(1, (slots.position.shape[1], -1)).mean(2)
+        score = slots.score[..., :used]
+        slots.score[..., :used] = _unless_out(request, request.policy.update(score, mean), score)
     mixed = by_group(weights, keys.shape[1]) @ values.to(exact)
     return mixed.view(*query.shape[:-1], values.shape[-1]).to(query.dtype)
 
