@@ -24,7 +24,7 @@ def collect(name: str) -> dict[str, dict[str, Any]]:
     found = load(name)
     folder, counts = found.folder, parameters_by_part(found.skeleton)
     dtype = found.config.dtype if isinstance(found.config.dtype, torch.dtype) else torch.float32
-    files = sorted(folder.glob("*.safetensors"))
+    files = [file for file in found.format.files(folder) if file.suffix != ".json"]
     if files:
         found.check()
     facts: dict[str, dict[str, Any]] = {

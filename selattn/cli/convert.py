@@ -28,8 +28,8 @@ def run(args: argparse.Namespace) -> int:
 
     from transformers.utils import logging
 
-    from selattn.data.llama2c import sentencepiece_from_llama2c
     from selattn.models import from_llama2c
+    from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
     from selattn.models.sentencepiece import from_sentencepiece
     from selattn.models.tokenizer import Tokenizer
     from selattn.utils.folders import folders_for, make_folder

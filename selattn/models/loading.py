@@ -24,7 +24,10 @@ from transformers import PreTrainedConfig
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
 from selattn.models.seam import Description, LanguageModel
+from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import StockFormat
+from selattn.models.stock.gguf import SUFFIX, GgufFormat
+from selattn.models.stock.llama2c import Llama2cFormat
 from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
@@ -111,7 +114,7 @@ class OwnFormat:
         return [*sorted(folder.glob("*.safetensors")), folder / CONFIG]
 
 
-FORMATS: tuple[Format, ...] = (OwnFormat(), StockFormat())
+FORMATS: tuple[Format, ...] = (GgufFormat(), Llama2cFormat(), OwnFormat(), StockFormat())
 
 
 @dataclass(frozen=True)
@@ -200,11 +203,14 @@ def load(
         if each.owns(folder):
             return Loaded(str(name), folder, each, dtype, device)
     kind = read_json(folder / CONFIG).get("model_type")
-    raise SelattnError(f"{folder / CONFIG} is of a model of type {kind!r}, not of a selattn model")
+    raise SelattnError(
+        f"{folder / CONFIG} is of a model of type {kind!r}, which is not understood: give one of selattn's, or a decoder "
+        f"of type {', '.join(FAMILIES)}"
+    )
 
 
 def find_folder(name: str | Path) -> Path:
-    """The folder of a model that a user names; what is in it is not looked at, but for its config's existence."""
+    """The folder, or the GGUF file, of a model that a user names; of what is in it only the names are looked at."""
     name = str(name)
     if not name:
         raise SelattnError(f"the name of a model is empty: give a folder, or {PREFIX}NAME")
@@ -214,6 +220,8 @@ def find_folder(name: str | Path) -> Path:
     for folder in (path, path / "model"):  # a run's folder has its model inside
         if (folder / CONFIG).is_file():
             return folder
+    if path.suffix == SUFFIX or Llama2cFormat().owns(path):
+        return path
     if path.is_dir():
         raise SelattnError(f"{path} has no {CONFIG}: it is no model, nor the folder of a run that has ended")
     hint = f"; did you mean {PREFIX}{name}?" if name in zoo_models() else ""

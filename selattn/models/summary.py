@@ -7,17 +7,17 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-PARTS = ("embeddings", "positions", "attention", "selection projections", "mlp", "norms", "head")
+PARTS = ("embeddings", "positions", "attention", "selection projections", "mlp", "norms", "head", "other")
 
 # The part that a parameter belongs to, by the first of these that occurs in its name.
 _PARTS = {
-    "embed_tokens": "embeddings",
-    "embed_positions": "positions",
-    "selection_": "selection projections",
-    "norm": "norms",
-    "attention.": "attention",
+    **dict.fromkeys(("embed_tokens", "wte", "embed_in"), "embeddings"),
+    **dict.fromkeys(("embed_positions", "wpe"), "positions"),
+    **dict.fromkeys(("selection_", "selecting_form"), "selection projections"),
+    **dict.fromkeys(("norm", "ln_"), "norms"),
+    **dict.fromkeys(("attention.", "self_attn.", "attn."), "attention"),
     "mlp.": "mlp",
-    "lm_head": "head",
+    **dict.fromkeys(("lm_head", "embed_out"), "head"),
 }
 
 
@@ -32,7 +32,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
     """The number of parameters of each part, in the order of `PARTS`; what is tied is counted once."""
     counts = dict.fromkeys(PARTS, 0)
     for name, parameter in model.named_parameters():  # which names a tied parameter once
-        counts[next(part for piece, part in _PARTS.items() if piece in name)] += parameter.numel()
+        counts[next((part for piece, part in _PARTS.items() if piece in name), PARTS[-1])] += parameter.numel()
     return counts
 
 

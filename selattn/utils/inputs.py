@@ -35,5 +35,7 @@ def digest(files: Iterable[Path]) -> str:
 
 def first_line(error: Exception) -> str:
     """What an error of another library says, in one line."""
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # what was announced belongs to it

@@ -27,7 +27,7 @@ _TABLE = {
         (f"info {LONG}", "File name too long"),
         ("info questions", "questions has no config.json"),
         ("info text.txt", "there is no model text.txt"),
-        ("info foreign", "is of a model of type 'llama'"),
+        ("info foreign", "is of a model of type 'bert'"),
         ("info unreadable", "config.json is not valid JSON"),
         ("info listed", "config.json must hold a JSON object, not a list"),
         ("info zoo:nothing", "there is no zoo"),

@@ -52,7 +52,7 @@ def models(here):
         shutil.copytree(here / "model", here / name)
     cut(here / "damaged" / "model.safetensors")
     (here / "garbled" / "tokenizer.json").write_text("{")
-    (here / "foreign" / "config.json").write_text('{"model_type": "llama"}')
+    (here / "foreign" / "config.json").write_text('{"model_type": "bert"}')
     (here / "unreadable" / "config.json").write_bytes(b"\xff")
     (here / "listed" / "config.json").write_text("[]")
     tiny().save_pretrained(here / "untold")

@@ -116,7 +116,7 @@ def change(**settings):
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
         (write("config.json", "{"), "config.json is not valid JSON"),
         (write("config.json", "[1]"), "config.json must hold a JSON object, not a list"),
-        (change(model_type="llama"), "config.json is of a model of type 'llama', not of a selattn model"),
+        (change(model_type="bert"), "config.json is of a model of type 'bert', which is not understood"),
         (change(attention=["selektive"]), "config.json: unknown attention kind 'selektive'"),
         (change(atention="x"), "config.json: unknown setting 'atention'"),
         (write("training_record.json", "oops"), "training_record.json is not valid JSON"),

@@ -95,4 +95,5 @@ class StockFormat:
 
     def files(self, folder: Path) -> list[Path]:
         """The weights, then the config."""
-        return [*weight_files(folder), folder / CONFIG]
+        there = any(folder.glob("*.safetensors"))  # a config alone can be described
+        return [*(weight_files(folder) if there else []), folder / CONFIG]
