@@ -204,8 +204,8 @@ def load(
             return Loaded(str(name), folder, each, dtype, device)
     kind = read_json(folder / CONFIG).get("model_type")
     raise SelattnError(
-        f"{folder / CONFIG} is of a model of type {kind!r}, which is not understood: give one of selattn's, or a decoder "
-        f"of type {', '.join(FAMILIES)}"
+        f"{folder / CONFIG} is of a model of type {kind!r}, which is not understood: give one of selattn's, "
+        f"or a decoder of type {', '.join(FAMILIES)}"
     )
 
 

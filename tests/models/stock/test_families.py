@@ -7,7 +7,6 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import selattn
-from selattn.errors import SelattnError
 from selattn.eviction import POLICIES
 from selattn.models.stock.families import FAMILIES
 from tests.models.stock.families import QUICK, literal, tiny, tokens
@@ -70,9 +69,7 @@ def test_left_padding_changes_nothing(name):
 
 @families
 @pytest.mark.parametrize("policy", POLICIES)
-def test_decoding_equals_the_pruned_forward(name, policy, request):
-    if name == "gemma2" and policy != "h2o":
-        request.applymarker(pytest.mark.xfail(reason="decoding has no soft cap yet", raises=SelattnError))
+def test_decoding_equals_the_pruned_forward(name, policy):
     model, ids = selattn.make_selective(tiny(name)), tokens(2, 30)
     budgets = {"cache_budgets": [6, 11], "cache_policy": policy}
     with torch.no_grad():
