@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         eviction_order,
         kept_positions,
     )
-    from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, make_selective, make_standard
+    from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, load, make_selective, make_standard
     from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
     from selattn.report import plot
     from selattn.report.explorer import explore
@@ -51,6 +51,7 @@ __all__ = [
     "eviction_order",
     "explore",
     "kept_positions",
+    "load",
     "make_selective",
     "make_standard",
     "plot",
@@ -60,7 +61,7 @@ __all__ = [
 
 # Where a public name lives, if not in `selattn.ops`.
 _HOMES = {
-    **dict.fromkeys(("SelectiveConfig", "SelectiveForCausalLM"), "selattn.models"),
+    **dict.fromkeys(("SelectiveConfig", "SelectiveForCausalLM", "load"), "selattn.models"),
     **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.eviction"),
     **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.eviction"),
     **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),

@@ -1,5 +1,6 @@
 """Imports point one way between the folders, and what is slow to load is loaded late."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,20 @@ def test_folders_import_one_way():
     lint = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_rooms_above_the_models_name_no_class_of_them():
+    """They use the seam: what is evaluated, searched, drawn and served need not be one of ours."""
+    from selattn import models
+
+    rooms = ("evaluation", "pruning", "report", "cli", "reproduce", "serve")
+    names = [name for name in models.__all__ if name.startswith("Selective")]
+    assert {"SelectiveConfig", "SelectiveForCausalLM", "SelectiveModel"} <= set(names)
+    named = re.compile(rf"\b({'|'.join(names)}|SelectivePreTrainedModel|from_pretrained)\b")
+    files = [file for room in rooms for file in (ROOT / "selattn" / room).rglob("*.py")]
+    assert len(files) > 50
+    found = [f"{file.relative_to(ROOT)}: {match[0]}" for file in files if (match := named.search(file.read_text()))]
+    assert found == []
 
 
 def loaded_by(statement):

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
+from selattn.cli._prompt import read_prompt
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from selattn.cache import SelectiveCache
+    from selattn.eviction import Budgets
     from selattn.models.loading import Loaded
+    from selattn.models.seam import KVCache
 
 COLDEST = 1e-6
 
@@ -60,15 +61,13 @@ def run(args: argparse.Namespace) -> int:
     _options.fill(args, {"top_k": 50, "seed": 0})
 
     import torch
-    from transformers import TextStreamer, set_seed
-    from transformers.utils import logging
 
     from selattn.evaluation.subjects import check_budgets, read_budgets
     from selattn.eviction import import_policy
+    from selattn.models.generation import continued
     from selattn.models.loading import load
+    from selattn.models.sampling import greedy, sampler
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
     policy = None if args.policy is None else import_policy(args.policy)
     loaded = load(args.model, dtype=None, device="cpu")
     described = loaded.description
@@ -77,78 +76,50 @@ def run(args: argparse.Namespace) -> int:
         check_budgets(budgets, described, args.policy)
     elif described.budgets is None:
         _options.refuse(args, ["policy"], "without --budgets nothing leaves")
-    model: Any = loaded.model
-    tokenizer, ids = read_prompt(args, loaded)
-    cache = model.new_cache(budgets, policy)
-    limit, wanted = described.longest, ids.shape[1] + args.max_new_tokens
-    if limit is not None and wanted > limit:
+    model = loaded.model
+    prompt = read_prompt(loaded, args.prompt, args.ids)
+    if described.longest is not None and len(prompt) + args.max_new_tokens > described.longest:
         raise SelattnError(
-            f"prompt and new tokens make {wanted}, and the model has {limit} learned positions: "
-            f"--max-new-tokens can be {max(limit - ids.shape[1], 0)} here"
+            f"prompt and new tokens make {len(prompt) + args.max_new_tokens}, and the model has {described.longest} "
+            f"learned positions: --max-new-tokens can be {max(described.longest - len(prompt), 0)} here"
         )
-    set_seed(args.seed)
-    chosen = {"do_sample": True, "temperature": args.temperature, "top_k": args.top_k} if args.temperature > 0 else {}
+    torch.manual_seed(args.seed)
+    choose = sampler(args.temperature, args.top_k) if args.temperature > 0 else greedy
+    cache = model.new_cache(budgets, policy)
     began = time.perf_counter()
     with torch.inference_mode():
-        output = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            past_key_values=cache,
-            max_new_tokens=args.max_new_tokens,
-            streamer=None if tokenizer is None else TextStreamer(tokenizer, skip_special_tokens=True),
-            **{"do_sample": False, **chosen},
-        )
+        count = write(prompt, continued(model, prompt, args.max_new_tokens, cache, choose), loaded, args.ids is None)
     seconds = time.perf_counter() - began
-    if tokenizer is None:
-        print(" ".join(str(token) for token in output[0].tolist()))
-    sys.stdout.flush()
-    print(cost(output.shape[1] - ids.shape[1], seconds, cache), file=sys.stderr)
+    in_force = (policy or import_policy(described.policy)).evicts
+    limits = (budgets or described.budgets) if in_force else None
+    print(cost(count, seconds, cache, limits), file=sys.stderr)
     return 0
 
 
-def read_prompt(args: argparse.Namespace, loaded: Loaded) -> tuple[Any, Tensor]:
-    """The model's tokenizer (None if the prompt is ids) and the prompt, [1, n]."""
+def write(prompt: list[int], tokens: Iterator[int], loaded: Loaded, text: bool) -> int:
+    """Print the prompt and the tokens as they come, as a text or as ids; how many tokens came."""
+    if not text:
+        found = list(tokens)
+        print(*prompt, *found, flush=True)
+        return len(found)
     import torch
+    from transformers import TextStreamer
 
-    if args.ids is not None:
-        vocabulary = loaded.description.vocab_size
-        words = args.ids.replace(",", " ").split()
-        # by its length first: Python refuses to read numbers of thousands of digits
-        if not words or not all(word.isdecimal() and len(word) < 19 and int(word) < vocabulary for word in words):
-            raise SelattnError(f"--ids must be token ids below {vocabulary}, such as '1 17 4', not {args.ids!r}")
-        return None, torch.tensor([[int(word) for word in words]])
-    if not loaded.reads_text:
-        raise SelattnError(f"{loaded.folder} has no tokenizer: give the prompt as token ids with --ids")
-    tokenizer = loaded.tokenizer.hf
-    ids = tokenizer(read_text(args.prompt), return_tensors="pt").input_ids
-    if ids.shape[1] == 0:
-        raise SelattnError("the prompt is empty: give at least one token")
-    return tokenizer, ids
+    streamer, count = TextStreamer(loaded.tokenizer.hf, skip_special_tokens=True), 0
+    streamer.put(torch.tensor(prompt))
+    for token in tokens:
+        streamer.put(torch.tensor([token]))
+        count += 1
+    streamer.end()
+    sys.stdout.flush()
+    return count
 
 
-def read_text(prompt: str | None) -> str:
-    """The prompt, or else standard input, which must be UTF-8 as well."""
-    if prompt is not None:
-        if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # how Python spells bytes that are not
-            raise SelattnError("--prompt is not UTF-8: convert it with iconv")
-        return prompt
-    if sys.stdin is None:
-        raise SelattnError("there is no prompt: give --prompt, or a text on standard input")
-    try:
-        return sys.stdin.buffer.read().decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise SelattnError(
-            f"standard input is not UTF-8: byte {error.start} is 0x{byte:02x}; convert it with iconv"
-        ) from None
-
-
-def cost(tokens: int, seconds: float, cache: SelectiveCache) -> str:
+def cost(tokens: int, seconds: float, cache: KVCache, budgets: Budgets | None) -> str:
     """Tokens per second, the bytes of the cache, and, if it is pruned, those of one that keeps every token."""
     held, full, seen = cache.nbytes(), cache.full_nbytes(), cache.get_seq_length()
-    budgets = [layer.budget for layer in cache.layers if layer.budget is not None]
     told = f"{tokens} tokens, {tokens / seconds:.1f} per second; "
-    if not budgets:
+    if budgets is None:
         return told + f"no budgets are set: the cache keeps all {seen} tokens, in {held:,} bytes"
     if seen <= min(budgets):
         return told + f"the text is within every budget: the cache keeps all {seen} tokens, in {held:,} bytes"

@@ -12,11 +12,15 @@ from selattn.models.heads import (
     SelectiveForTokenClassification,
 )
 from selattn.models.llama2c import from_llama2c
+from selattn.models.loading import Loaded, load
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
+from selattn.models.seam import LanguageModel
 from selattn.models.stock import NewForm, make_selective, make_standard
 
 __all__ = [
     "Engine",
+    "LanguageModel",
+    "Loaded",
     "NewForm",
     "SelectiveConfig",
     "SelectiveForCausalLM",
@@ -28,6 +32,7 @@ __all__ = [
     "SelectiveOutput",
     "from_gpt2",
     "from_llama2c",
+    "load",
     "make_selective",
     "make_standard",
 ]

@@ -13,7 +13,7 @@ from selattn.errors import SelattnError
 from selattn.eviction import Budgets, make_policy
 from selattn.models.kinds import AttentionKind, layer_kinds
 from selattn.models.rope import read_rope, without_replaced
-from selattn.models.seam import Description
+from selattn.models.seam import Description, end_tokens
 from selattn.models.zoo import from_zoo
 from selattn.ops import Selection, backends
 from selattn.utils.suggest import advice
@@ -229,6 +229,7 @@ class SelectiveConfig(PreTrainedConfig):
             budgets=self.budgets,
             policy=self.cache_policy,
             shift=self.selection_shift,
+            ends=end_tokens(self.eos_token_id),
         )
 
     @classmethod

@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from selattn.cache import DRAFT, SelectiveCache
+from selattn.cache import DRAFT
 from selattn.errors import SelattnError
 from selattn.models.sampling import Choose, greedy
-from selattn.models.seam import LanguageModel
+from selattn.models.seam import KVCache, LanguageModel
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Engine:
         choose: which token comes next; `add` may say otherwise for a row.
     """
 
-    def __init__(self, model: LanguageModel, cache: SelectiveCache, choose: Choose = greedy) -> None:
+    def __init__(self, model: LanguageModel, cache: KVCache, choose: Choose = greedy) -> None:
         if cache.rows:
             raise SelattnError(f"an engine begins with an empty cache, and this one holds {cache.rows} rows")
         self.model, self.cache, self.choose = model, cache, choose

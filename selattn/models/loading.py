@@ -1,6 +1,6 @@
 """From the name of a model to its folder, config, weights and tokenizer: found in one place, each read once.
 
-    found = load("zoo:memory")      # a folder, the folder of a training run, or zoo:NAME
+    found = load("zoo:memory")      # a folder, the folder of a training run, zoo:NAME, or a model itself
     found.description.layers        # from the config alone; weights are not read before they are asked for
     found.model                     # a selattn.models.seam.LanguageModel, in evaluation mode
     found.tokenizer                 # its own
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
@@ -189,19 +189,33 @@ class Loaded:
 
 
 def load(
-    name: str | Path, *, dtype: torch.dtype | None = torch.float32, device: str | torch.device | None = None
+    model: str | Path | Loaded | LanguageModel,
+    tokenizer: Tokenizer | PreTrainedTokenizerBase | None = None,
+    *,
+    dtype: torch.dtype | None = torch.float32,
+    device: str | torch.device | None = None,
 ) -> Loaded:
-    """The model that a user names; one line if there is none.
+    """The model that a user names or gives; one line if there is none.
 
     Args:
-        name: a folder, the folder of a training run, or zoo:NAME.
-        dtype: what the model computes in, whatever it is stored in; None for what it is stored in.
-        device: where it goes; None for a GPU if there is one.
+        model: a folder, the folder of a training run, or zoo:NAME; or a model itself, which stays as it is and where it
+            is. What is loaded already comes back as it is.
+        tokenizer: of a model that is given itself; without it the one of the folder that it was loaded from, if any.
+        dtype: what a named model computes in, whatever it is stored in; None for what it is stored in.
+        device: where a named model goes; None for a GPU if there is one.
     """
-    folder = find_folder(name)
+    if isinstance(model, Loaded):
+        return model
+    if not isinstance(model, str | Path):
+        from selattn.models.given import given
+
+        return given(model, tokenizer)
+    if tokenizer is not None:
+        raise SelattnError(f"{model} has a tokenizer of its own: leave the other out")
+    folder = find_folder(model)
     for each in FORMATS:
         if each.owns(folder):
-            return Loaded(str(name), folder, each, dtype, device)
+            return Loaded(str(model), folder, each, dtype, device)
     kind = read_json(folder / CONFIG).get("model_type")
     raise SelattnError(
         f"{folder / CONFIG} is of a model of type {kind!r}, which is not understood: give one of selattn's, "

@@ -10,6 +10,7 @@ Shapes: B rows, N tokens, L layers, H heads, S masks, V tokens in the vocabulary
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -33,6 +34,7 @@ class Description:
         budgets: K_l, in force unless others are given; None for no limit.
         policy: who leaves when a layer is full, unless another is given.
         shift: whether a token's selection counts for later queries only.
+        ends: the tokens that end a text.
     """
 
     kinds: tuple[AttentionKind, ...]
@@ -43,6 +45,7 @@ class Description:
     budgets: Budgets | None = None
     policy: str = "selective"
     shift: bool = True
+    ends: tuple[int, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -55,6 +58,13 @@ class Description:
         return any(kind.selective for kind in self.kinds)
 
 
+def end_tokens(found: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The tokens that end a text, as a config of transformers names them: none, one, or several."""
+    if found is None:
+        return ()
+    return (found,) if isinstance(found, int) else tuple(found)
+
+
 class Output(Protocol):
     """What a forward gives back; models may give more."""
 
@@ -64,10 +74,36 @@ class Output(Protocol):
 
 
 class KVCache(Protocol):
-    """What a model keeps between the tokens of a text."""
+    """What a model keeps between the tokens of its texts, a row for each; budgets and policy are the cache's own.
+
+    The engine (`selattn.models.engine`) asks for all of it. Who writes one text at a time, without drafts, needs
+    no `batch_select_indices`, `drafting` and `roll_back`.
+    """
+
+    @property
+    def rows(self) -> int:
+        """The texts that it holds; 0 as long as it was not used."""
+
+    def new_like(self) -> Any:
+        """An empty cache with the same budgets and policy."""
+
+    def append(self, other: Any, /) -> None:
+        """Take the rows of another cache, after those that are there."""
+
+    def only(self, rows: Sequence[int], /) -> AbstractContextManager[None]:
+        """A context in which only these rows take part; the others keep what they have."""
+
+    def batch_select_indices(self, indices: Tensor, /) -> None:
+        """Keep these rows, in this order, and drop the others."""
+
+    def drafting(self) -> AbstractContextManager[None]:
+        """A context in which tokens can be taken back."""
+
+    def roll_back(self, counts: Sequence[int], /) -> None:
+        """Take back the last counts[i] tokens of row i, padding included, with all that they evicted."""
 
     def get_seq_length(self) -> int:
-        """Tokens so far, those that have left included."""
+        """Tokens of the longest row so far, those that have left included."""
 
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
@@ -113,8 +149,8 @@ class LanguageModel(Protocol):
             cache_policy: who leaves when a layer is full; None for the model's own.
         """
 
-    def new_cache(self, budgets: Budgets | None = None, policy: Policy | None = None) -> Any:
-        """An empty cache (`KVCache`); the model's own budgets and policy unless others are given."""
+    def new_cache(self, budgets: Budgets | None = None, policy: Policy | None = None) -> KVCache:
+        """An empty cache; with the model's own budgets and policy unless others are given."""
 
 
 @runtime_checkable

@@ -217,13 +217,9 @@ def _layers(model: WatchedModel, ids: Tensor, step: float) -> list[dict[str, Any
 
 def prepared(model: Model, text: str | Words, seed: int) -> tuple[WatchedModel, str, Words]:
     """The model, its name, and the words of the text."""
-    if isinstance(model, str | Path):
-        model = load(model)
-    if isinstance(model, Loaded):
-        words = text if isinstance(text, Words) else Reader(model).read(text, seed)
-        return watched(model.model), model.name, words
-    name = getattr(model, "name_or_path", "") or type(model).__name__
-    return watched(model), name, text if isinstance(text, Words) else Reader(load(name)).read(text, seed)
+    loaded = load(model)
+    words = text if isinstance(text, Words) else Reader(loaded).read(text, seed)
+    return watched(loaded.model), loaded.name, words
 
 
 def watched(model: LanguageModel) -> WatchedModel:

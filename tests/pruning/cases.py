@@ -40,7 +40,7 @@ def loss(model, text, budgets, policy="selective"):
 
 def literal(model, text, context, step, floor, policy="selective", start=None):
     """Section 4: K = N; in each iteration the loss of K - C_i for every i, and the argmin gives C."""
-    K = list(start or [context] * model.config.num_hidden_layers)
+    K = list(start or [context] * model.description.layers)
     path = [(tuple(K), loss(model, text, K, policy), {})]
     while True:
         tried = {}
@@ -59,7 +59,7 @@ def literal(model, text, context, step, floor, policy="selective", start=None):
 def brute_force(model, text, context, step, floor, total):
     """The best budgets with that sum, of all there are."""
     choices = range(context - (context - floor) // step * step, context + 1, step)
-    all_of_them = itertools.product(choices, repeat=model.config.num_hidden_layers)
+    all_of_them = itertools.product(choices, repeat=model.description.layers)
     return min((loss(model, text, K), K) for K in all_of_them if sum(K) == total)[1]
 
 

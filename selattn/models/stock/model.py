@@ -15,7 +15,7 @@ from selattn.models.evicting import Evicting, PrunedGeneration, selective_cache
 from selattn.models.inputs import Places, next_places, over_tokens, refuse_several, whole_places
 from selattn.models.kinds import AttentionKind
 from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
-from selattn.models.seam import Description, LayerView
+from selattn.models.seam import Description, LayerView, end_tokens
 from selattn.models.stock.attention import NAME, PASS, Pass
 from selattn.models.stock.classes import family_of_config
 from selattn.models.stock.families import layer_windows
@@ -237,4 +237,5 @@ def describe(config: Any) -> Description:
         budgets=settings.budgets,
         policy=settings.cache_policy,
         shift=settings.selection is None or settings.selection.shift,
+        ends=end_tokens(config.eos_token_id),
     )
