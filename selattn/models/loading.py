@@ -217,9 +217,10 @@ def load(
         if each.owns(folder):
             return Loaded(str(model), folder, each, dtype, device)
     kind = read_json(folder / CONFIG).get("model_type")
+    decoders = [name for name, family in FAMILIES.items() if not family.seq2seq]
     raise SelattnError(
         f"{folder / CONFIG} is of a model of type {kind!r}, which is not understood: give one of selattn's, "
-        f"or a decoder of type {', '.join(FAMILIES)}"
+        f"or a decoder of type {', '.join(decoders)}"
     )
 
 

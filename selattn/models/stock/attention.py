@@ -26,7 +26,7 @@ from selattn.ops.whole import attend_whole
 NAME = "selattn"  # of the attention function
 PASS, FORM = "selattn_pass", "selattn_form"  # the keyword arguments
 # What would change attention and is not done here: nobody of `FAMILIES` passes it.
-UNKNOWN = ("s_aux", "sinks", "alibi", "position_bias", "block_mask", "head_mask", "indexer")
+UNKNOWN = ("s_aux", "sinks", "alibi", "block_mask", "head_mask", "indexer")
 
 
 @dataclass
@@ -77,7 +77,8 @@ def selective_attention_forward(
         raise SelattnError(
             "a model that was made selective is called as a whole: its parts do not know its cache and sequences"
         )
-    for name in UNKNOWN:
+    bias = getattr(module, "selattn_bias", None)  # T5's, by positions
+    for name in (*UNKNOWN, *(("position_bias",) if bias is None else ())):
         if kwargs.get(name) is not None:
             raise SelattnError(f"{type(module).__name__} attends with {name}, which is not understood")
     layer, key, value = handed_over(key, value)
@@ -89,6 +90,7 @@ def selective_attention_forward(
         window=sliding_window,
         scale=scaling,
         softcap=softcap,
+        bias=bias,
         dropout_p=dropout,
         tau=now.settings.memory_tau,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 from selattn.models.stock.families import FAMILIES, SELECTIVE, Family
@@ -42,10 +42,12 @@ def config_class(family: Family) -> type:
 def model_class(family: Family) -> type[PreTrainedModel]:
     """The selective models of a family."""
     from selattn.models.stock.model import StockSelective
+    from selattn.models.stock.t5 import T5Selective
 
     stock = family.load(family.model)
+    ours = T5Selective if family.seq2seq else StockSelective
     inside = {"config_class": config_class(family), "__module__": __name__, "__doc__": _DOC}
-    return type(f"Selective{stock.__name__}", (StockSelective, stock), inside)
+    return type(f"Selective{stock.__name__}", (ours, stock), inside)
 
 
 def register_configs() -> None:
@@ -57,8 +59,10 @@ def register_configs() -> None:
 def register_model(family: Family) -> None:
     """Make `AutoModelForCausalLM`, the trainer and the pipelines know the selective models of a family."""
     model: Any = model_class(family)
-    AutoModelForCausalLM.register(config_class(family), model, exist_ok=True)
-    names: Any = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    auto: Any = AutoModelForSeq2SeqLM if family.seq2seq else AutoModelForCausalLM
+    auto.register(config_class(family), model, exist_ok=True)
+    kind = "SEQ_TO_SEQ_CAUSAL_LM" if family.seq2seq else "CAUSAL_LM"
+    names: Any = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
     names[family.selective_type] = model.__name__
 
 

@@ -27,6 +27,7 @@ class Family:
         model: the name of its causal language model.
         attention: the name of the class of its self-attention.
         windowed: whether `sliding_window` holds in every layer; else `layer_types` says where it does.
+        seq2seq: an encoder and a decoder, of which only the decoder's self-attention selects.
     """
 
     model_type: str
@@ -35,6 +36,7 @@ class Family:
     model: str
     attention: str
     windowed: bool = False
+    seq2seq: bool = False
 
     def load(self, name: str, file: str = "modeling") -> Any:
         """A class of the family."""
@@ -66,6 +68,7 @@ FAMILIES: dict[str, Family] = {
         _family("olmo2", "Olmo2"),
         _family("mixtral", "Mixtral", windowed=True),
         _family("qwen3_moe", "Qwen3Moe", windowed=True),
+        Family("t5", "t5", "T5Config", "T5ForConditionalGeneration", "T5Attention", seq2seq=True),
     )
 }
 

@@ -33,7 +33,8 @@ class StockFormat:
 
     def owns(self, folder: Path) -> bool:
         """By the type that config.json names."""
-        return str(read_json(folder / CONFIG).get("model_type")).removeprefix(SELECTIVE) in FAMILIES
+        family = FAMILIES.get(str(read_json(folder / CONFIG).get("model_type")).removeprefix(SELECTIVE))
+        return family is not None and not family.seq2seq  # the commands read decoders
 
     def config(self, folder: Path) -> Any:
         """The config of the selective model; a stock one selects nothing."""

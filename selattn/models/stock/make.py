@@ -8,11 +8,10 @@ from typing import Any
 from torch import nn
 
 from selattn.errors import SelattnError
-from selattn.models.stock.attention import NAME, add_form
 from selattn.models.stock.classes import config_class, family_of_config, model_class
-from selattn.models.stock.families import Family, family_of
-from selattn.models.stock.form import SelectingForm
-from selattn.models.stock.model import StockSelective
+from selattn.models.stock.families import family_of
+from selattn.models.stock.form import drop_forms, form_sizes
+from selattn.models.stock.model import StockBase
 from selattn.models.stock.settings import NewForm, StockSettings
 from selattn.ops import Selection
 
@@ -31,7 +30,8 @@ def make_selective(
     `forward` and `generate` then take `cache_budgets=` and `cache_policy=`, with every eviction policy.
 
     Args:
-        model: a causal language model of transformers, of a family that is understood (`FAMILIES`).
+        model: a causal language model of transformers, of a family that is understood (`FAMILIES`), or a
+            `T5ForConditionalGeneration`, whose decoder then selects.
         selection: the head that selects, or one for each of several masks; a `Selection`; "new" or a `NewForm` for a
             selecting form of its own, which starts at the stock loss and has to be trained; None if nothing selects and
             only the cache is wanted, with H2O, TOVA or a window.
@@ -49,7 +49,7 @@ def make_selective(
     config.selattn = chosen.to_dict()
     _replace_config(model, config)
     model.__class__ = model_class(family)
-    equip(model)
+    model.equip()
     return model
 
 
@@ -59,57 +59,20 @@ def make_standard(model: Any) -> Any:
         raise SelattnError(f"{type(model).__name__} was not made selective: there is nothing to take back")
     config: Any = copy.deepcopy(model.config)
     family = family_of_config(config)
-    for module in attention_modules(model, family):
-        if hasattr(module, "selecting_form"):
-            module.selecting_hook.remove()
-            del module.selecting_form, module.selecting_hook
+    drop_forms(model)
+    model.unequip()
     del config.selattn
     config.__class__ = family.load(family.config, "configuration")
     config.architectures = [family.model]
     model.__class__ = family.load(family.model)
     _replace_config(model, config)
-    model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
+    if not family.seq2seq:
+        model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     return model
 
 
-def equip(model: Any) -> None:
-    """What a selective model has beside the stock one: our attention function, and a selecting form in each layer."""
-    settings, config = model.settings, model.config
-    family = family_of_config(config)
-    found = attention_modules(model, family)
-    if len(found) != config.num_hidden_layers:
-        raise SelattnError(f"{type(model).__name__} has {len(found)} attention layers, not {config.num_hidden_layers}")
-    for module in found:
-        if settings.form is not None:
-            like = next(module.parameters())
-            masks, size = form_sizes(settings.form, config)
-            form = SelectingForm(settings.form, config.hidden_size, masks, size, _context(settings.form, config))
-            module.selecting_form = form.to(like.device, like.dtype)
-            module.selecting_hook = module.register_forward_pre_hook(add_form, with_kwargs=True)
-    model.set_attn_implementation(NAME)
-
-
-def attention_modules(model: nn.Module, family: Family) -> list[Any]:
-    """The self-attention of each layer."""
-    kind = family.load(family.attention)
-    return [module for module in model.modules() if isinstance(module, kind)]
-
-
-def form_sizes(form: NewForm, config: Any) -> tuple[int, int]:
-    """How many masks a form makes, and of which size."""
-    heads = config.num_attention_heads
-    masks = form.masks or getattr(config, "num_key_value_heads", None) or heads
-    if heads % masks:
-        raise SelattnError(f"{masks} masks cannot be shared out among {heads} heads: take a divisor")
-    return masks, form.size or getattr(config, "head_dim", None) or config.hidden_size // heads
-
-
 def _is_selective(model: Any) -> bool:
-    return isinstance(model, StockSelective)
-
-
-def _context(form: NewForm, config: Any) -> int:
-    return form.context or int(config.max_position_embeddings)
+    return isinstance(model, StockBase)
 
 
 def _settings(config: Any, selection: Any, strength: float, settings: dict[str, Any]) -> StockSettings:

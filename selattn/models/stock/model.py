@@ -19,41 +19,39 @@ from selattn.models.seam import Description, LayerView, end_tokens
 from selattn.models.stock.attention import NAME, PASS, Pass
 from selattn.models.stock.classes import family_of_config
 from selattn.models.stock.families import layer_windows
+from selattn.models.stock.form import add_forms
 from selattn.models.stock.settings import StockSettings
 from selattn.ops import AuxRequest, checks
 
 
-class StockSelective(Evicting, PrunedGeneration):
-    """Stands before a class of transformers: `class SelectiveLlamaForCausalLM(StockSelective, LlamaForCausalLM)`."""
+class StockBase(Evicting, PrunedGeneration):
+    """What every model has that was made selective. It stands before a class of transformers."""
 
     config: Any
     training: bool
     __call__: Callable[..., Any]
+    _shift_right: Callable[[Tensor], Tensor]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
-        from selattn.models.stock.make import equip
-
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # of the class that stands behind it
-        equip(self)
+        self.equip()
+
+    def equip(self) -> None:
+        """Add what a selective model has beside the stock one."""
+        raise NotImplementedError
+
+    def unequip(self) -> None:
+        """Take that back, but for the selecting forms."""
+        raise NotImplementedError
 
     @property
     def settings(self) -> StockSettings:
         """What makes it selective."""
         return StockSettings.from_dict(self.config.selattn)
 
-    @property
-    def description(self) -> Description:
-        """What is known of the model without its weights."""
-        return describe(self.config)
-
     def own_eviction(self) -> tuple[Budgets | None, str | Policy]:
         """Budgets and policy of the config."""
         return self.settings.budgets, self.settings.cache_policy
-
-    def layer_counts(self) -> tuple[int, int]:
-        """The layers that run, and those that there are."""
-        layers = self.config.num_hidden_layers
-        return layers, layers
 
     def eviction(
         self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
@@ -65,6 +63,38 @@ class StockSelective(Evicting, PrunedGeneration):
                 f"the policy {found.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4"
             )
         return chosen, found
+
+
+class StockSelective(StockBase):
+    """A decoder: `class SelectiveLlamaForCausalLM(StockSelective, LlamaForCausalLM)`."""
+
+    def equip(self) -> None:
+        """Our attention function, and a selecting form in each layer if there is one."""
+        found = self._attention()
+        if len(found) != self.config.num_hidden_layers:
+            layers = self.config.num_hidden_layers
+            raise SelattnError(f"{type(self).__name__} has {len(found)} attention layers, not {layers}")
+        add_forms(found, self.settings.form, self.config)
+        self.set_attn_implementation(NAME)
+
+    def unequip(self) -> None:
+        """Nothing: the attention function goes with the class."""
+
+    def _attention(self) -> list[Any]:
+        """The self-attention of each layer."""
+        family = family_of_config(self.config)
+        model: Any = self
+        return [module for module in model.modules() if type(module).__name__ == family.attention]
+
+    @property
+    def description(self) -> Description:
+        """What is known of the model without its weights."""
+        return describe(self.config)
+
+    def layer_counts(self) -> tuple[int, int]:
+        """The layers that run, and those that there are."""
+        layers = self.config.num_hidden_layers
+        return layers, layers
 
     def set_attn_implementation(self, attn_implementation: Any, *args: Any, **kwargs: Any) -> None:
         """Only ours: any other would make the model a standard one without a word."""
@@ -148,7 +178,8 @@ class StockSelective(Evicting, PrunedGeneration):
             **{PASS: now},
             **kwargs,
         )
-        self._add(result, now, given, labels, num_items_in_batch, output_f, output_kept, output_evictions)
+        share = 1.0 if labels is None else share_of_labels(next_tokens(labels), num_items_in_batch)
+        add_results(result, now, given, share, output_f, output_evictions)
         if output_attentions and cache is not None and not whole:
             seen = (places.sequences, cache.layers[0].length, cache.get_seq_length())
             result["attentions"] = tuple(over_tokens(each, *seen) for each in result.attentions)
@@ -175,37 +206,6 @@ class StockSelective(Evicting, PrunedGeneration):
         recomputes = self.training and getattr(self, "is_gradient_checkpointing", False)
         return (self.config.use_cache and not self.training and not recomputes) if use_cache is None else use_cache
 
-    def _add(
-        self,
-        result: Any,
-        now: Pass,
-        given: Tensor,
-        labels: Tensor | None,
-        items: Tensor | int | None,
-        output_f: bool,
-        output_kept: bool,
-        output_evictions: bool,
-    ) -> None:
-        """What selection adds to the stock model's output: the memory term in the loss, F, evictions."""
-        found = [now.found[layer] for layer in sorted(now.found)]
-        if now.wanted.memory:
-            memory = [
-                None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in found
-            ]
-            kept = kept_fractions(memory, given, now.sequences)
-            result["kept"] = kept.detach()
-            if result.get("loss") is not None and labels is not None:
-                term = memory_term(kept.to(result.loss.device), now.settings.memory_epsilon)
-                term = term * share_of_labels(next_tokens(labels).to(result.loss.device), items)
-                result["lm_loss"], result["memory_loss"] = result.loss.detach(), term.detach()
-                if now.settings.memory_epsilon:
-                    result["loss"] = result.loss + term
-        if output_f:
-            result["f"] = tuple(each.aux.f for each in found)
-        if output_evictions:
-            never = torch.full((given.shape[0], 1, given.shape[1]), NEVER, device=given.device)
-            result["evicted_at"] = tuple(never if each.evicted_at is None else each.evicted_at for each in found)
-
     def watch(self, input_ids: Tensor, weights: bool = True) -> Iterator[LayerView]:
         """F and attention weights of each layer, without budgets."""
         found = self(input_ids, use_cache=False, output_f=True, output_attentions=weights or None)
@@ -217,6 +217,37 @@ class StockSelective(Evicting, PrunedGeneration):
         limits = {"cache_budgets": budgets, "cache_policy": policy}
         found: Sequence[Tensor] = self(input_ids, use_cache=False, output_evictions=True, **limits).evicted_at
         return found
+
+
+def add_results(
+    result: Any, now: Pass, given: Tensor, share: Tensor | float, output_f: bool, output_evictions: bool
+) -> None:
+    """What selection adds to the stock model's output: the memory term in the loss, F, evictions.
+
+    Args:
+        result: of the stock model; with a loss if there were labels.
+        now: what the layers found.
+        given: [B, N, ...] the tokens that attended.
+        share: of the labels of a whole step, which weighs this batch's memory term.
+        output_f: whether F is wanted.
+        output_evictions: whether evictions are wanted.
+    """
+    found = [now.found[layer] for layer in sorted(now.found)]
+    if now.wanted.memory:
+        memory = [None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in found]
+        kept = kept_fractions(memory, given, now.sequences)
+        result["kept"] = kept.detach()
+        if result.get("loss") is not None:
+            term = memory_term(kept.to(result.loss.device), now.settings.memory_epsilon)
+            term = term * (share.to(term.device) if isinstance(share, Tensor) else share)
+            result["lm_loss"], result["memory_loss"] = result.loss.detach(), term.detach()
+            if now.settings.memory_epsilon:
+                result["loss"] = result.loss + term
+    if output_f:
+        result["f"] = tuple(each.aux.f for each in found)
+    if output_evictions:
+        never = torch.full((given.shape[0], 1, given.shape[1]), NEVER, device=given.device)
+        result["evicted_at"] = tuple(never if each.evicted_at is None else each.evicted_at for each in found)
 
 
 def describe(config: Any) -> Description:
