@@ -61,13 +61,11 @@ def attend(
     # A long prompt in pieces: memory follows the budget and the piece. What may be taken back is the last piece.
     draft = min(count, DRAFT) if layer.record_past else 0
     borders = [*range(0, count - draft, PIECE), count - draft, count]
-    outputs = [
-        attend_piece(layer, tokens.cut(begin, end), rules, wanted, backend, layer.record_past and end == count)[
-            0
-        ].output
-        for begin, end in itertools.pairwise(borders)
-        if begin < end
-    ]
+    outputs = []
+    for begin, end in itertools.pairwise(borders):
+        if begin < end:
+            keep = layer.record_past and end == count
+            outputs.append(attend_piece(layer, tokens.cut(begin, end), rules, wanted, backend, keep)[0].output)
     return Attention(outputs[0] if len(outputs) == 1 else torch.cat(outputs, -2))
 
 

@@ -58,7 +58,7 @@ class SlotLayer(CacheLayerMixin):
         self.active: Tensor | None = None  # [B] bool on the CPU: the rows that take part; None: all
         self.deferred: Callable[[SlotLayer], Any] | None = None  # fills this layer, as soon as somebody looks into it
         self.selection_keys: Tensor | None = None
-        self.filled = 0  # slots that a row has taken at most; counted while the storage is smaller than the budget
+        self.filled = 0  # slots, from the first on, of which a row may have taken the last
 
     # -- storage ------------------------------------------------------------------------------------------------------
 

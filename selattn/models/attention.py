@@ -26,7 +26,7 @@ class Context(NamedTuple):
     real: Tensor | None  # [B, N] bool, with a cache: which of the new tokens are no padding; None: all
     budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache, which has its own; None is no limit
     policy: Policy
-    strength: float | Tensor
+    rules: Rules  # what the config says of all layers that select
     wanted: AuxRequest  # beside the output, of the layers that have it
     backend: str | Backend
 
@@ -39,6 +39,7 @@ class AttentionBlock(nn.Module):
         self.config = config
         self.layer = layer
         self.kind = config.kinds[layer]
+        self.head_dim = config.head_dim
         size, head, bias = config.hidden_size, config.head_dim, config.bias
         assert config.num_key_value_heads is not None
         self.q_proj = nn.Linear(size, config.num_attention_heads * head, bias=bias)
@@ -92,15 +93,15 @@ class AttentionBlock(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, N, H * D] to [B, H, N, D]."""
-        return x.unflatten(-1, (-1, self.config.head_dim)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def _rules(self, context: Context) -> Rules:
         """What the layer's kind and the config say."""
         return Rules(
-            selection=self.config.selection if self.kind.selective else None,
-            strength=context.strength,
+            selection=context.rules.selection if self.kind.selective else None,
+            strength=context.rules.strength,
             window=self.kind.window,
             pattern=self.kind.pattern,
             dropout_p=self.config.attention_dropout if self.training else 0.0,
-            tau=self.config.memory_tau,
+            tau=context.rules.tau,
         )

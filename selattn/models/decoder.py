@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
 from selattn.models.parts import make_norm, rotary_angles
-from selattn.ops import AuxRequest, Backend, Sequences, checks
+from selattn.ops import AuxRequest, Backend, Rules, Sequences, checks
 
 
 class SelectiveModel(Evicting, SelectivePreTrainedModel):
@@ -64,6 +65,7 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         """As in any decoder of transformers, with these additions.
 
         Args:
+            attention_mask: [B, tokens so far]; with a cache also [B, N], which tells of the new tokens only.
             output_f: return F of each layer (N x N each).
             output_kept: return the kept fraction of each layer.
             output_evictions: return the row from which each token is gone, of each layer; whole sequences only.
@@ -118,7 +120,7 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
             real=None if cache is None else places.real,
             budgets=budgets,
             policy=policy,
-            strength=self.config.selection_strength if selection_strength is None else selection_strength,
+            rules=self._rules(selection_strength),
             wanted=AuxRequest(
                 f=output_f,
                 memory=output_kept,
@@ -129,7 +131,8 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         want_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: list[Any] = []
         found = []
-        for layer in self.layers[: self.config.num_hidden_layers]:  # fewer, where transformers drafts by leaving early
+        # Fewer layers, where transformers drafts by leaving early.
+        for layer in itertools.islice(self.layers, self.config.num_hidden_layers):
             if want_hidden:
                 hidden.append(x)
             x, *parts = layer(x, context)
@@ -172,10 +175,15 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
             real=None,
             budgets=budgets,
             policy=policy,
-            strength=self.config.selection_strength,
+            rules=self._rules(None),
             wanted=AuxRequest(),
             backend=self.backend or self.config.backend,
         )
+
+    def _rules(self, strength: float | Tensor | None) -> Rules:
+        """What the config says of all layers that select; it is asked once, which takes a while."""
+        strength = self.config.selection_strength if strength is None else strength
+        return Rules(self.config.selection, strength, tau=self.config.memory_tau)
 
     def _positioned(self, x: Tensor, positions: Tensor, check: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Embeddings with learned positions in them, or else the rotary angles beside them."""

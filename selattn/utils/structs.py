@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
+from operator import itemgetter
 from struct import Struct as Packer
 from typing import Any
-
-from torch import Tensor
 
 from selattn.utils import native
 
@@ -30,6 +29,10 @@ class Struct:
         rows = [line.split() for line in fields.splitlines()]
         self.fields: dict[str, str] = {field: kind for kind, field in rows}
         self._packer = Packer("@" + "".join(_FORMAT[kind] for kind in self.fields.values()))
+        self._in_order = itemgetter(*self.fields)
+        kinds = list(enumerate(self.fields.values()))
+        self._pointers = [at for at, kind in kinds if kind == "pointer"]
+        self._strides = [at for at, kind in reversed(kinds) if kind == "strides"]  # last first: each becomes three
 
     @property
     def size(self) -> int:
@@ -41,15 +44,13 @@ class Struct:
         if values.keys() != self.fields.keys():
             missing, surplus = self.fields.keys() - values.keys(), values.keys() - self.fields.keys()
             raise TypeError(f"struct {self.name}: missing {sorted(missing)}, unknown {sorted(surplus)}")
-        flat: list[Any] = []
-        for field, kind in self.fields.items():
-            value = values[field]
-            if kind == "pointer":
-                flat.append(value.data_ptr() if isinstance(value, Tensor) else value or 0)
-            elif kind == "strides":
-                flat += value.stride()[:3] if isinstance(value, Tensor) else (0, 0, 0)
-            else:
-                flat.append(value)
+        flat: list[Any] = list(self._in_order(values))  # every step of decoding passes here: as few looks as can be
+        for at in self._pointers:
+            value = flat[at]
+            flat[at] = 0 if value is None else value.data_ptr()
+        for at in self._strides:
+            value = flat[at]
+            flat[at : at + 1] = (0, 0, 0) if value is None else value.stride()[:3]
         return self._packer.pack(*flat)
 
 

@@ -22,12 +22,13 @@ LARGEST_HEAD = constant("MAX_SIZE") if native.library() else 0
 
 def cannot_hold(query: Tensor, value: Tensor) -> str | None:
     """Why the library cannot take such tensors; None if it can."""
-    reasons = {
-        f"it runs on the CPU, not on {query.device.type}": query.device.type != "cpu",
-        f"it takes fp32, fp64 and bf16, not {query.dtype}": query.dtype not in DTYPES,
-        f"its heads have at most {LARGEST_HEAD} features": max(query.shape[3], value.shape[3]) > LARGEST_HEAD,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if query.device.type != "cpu":
+        return f"it runs on the CPU, not on {query.device.type}"
+    if query.dtype not in DTYPES:
+        return f"it takes fp32, fp64 and bf16, not {query.dtype}"
+    if max(query.shape[3], value.shape[3]) > LARGEST_HEAD:
+        return f"its heads have at most {LARGEST_HEAD} features"
+    return None
 
 
 def rules_fields(rules: Rules, query: Tensor) -> dict[str, Any]:

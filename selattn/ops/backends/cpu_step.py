@@ -16,15 +16,16 @@ def step_refusal(request: StepRequest) -> str | None:
     if torch.compiler.is_compiling():
         return "it cannot be compiled into a graph: it writes to the slots"
     policy, masks = request.policy, request.rules.masks(request.tokens.selection_query)
-    reasons = {
-        f"it does not know the policy {policy.name!r}": request.budget is not None and policy.compiled() is None,
-        f"it keeps no slot free, as the policy {policy.name!r} does": policy.leaves_early,
-        f"it keeps no scores, which the policy {policy.name!r} needs": policy.needs_weights,
-        "it has one order of eviction for all heads": request.slots.position.shape[1] > 1,
-        "it has one selection mask": masks > 1,
-    }
-    reason = next((reason for reason, holds in reasons.items() if holds), None)
-    return reason or refusal(request.tokens, request.rules)
+    # Every step passes here: a reason is put into words only if it holds.
+    if request.budget is not None and policy.compiled() is None:
+        return f"it does not know the policy {policy.name!r}"
+    if policy.leaves_early:
+        return f"it keeps no slot free, as the policy {policy.name!r} does"
+    if policy.needs_weights:
+        return f"it keeps no scores, which the policy {policy.name!r} needs"
+    if request.slots.position.shape[1] > 1:
+        return "it has one order of eviction for all heads"
+    return "it has one selection mask" if masks > 1 else refusal(request.tokens, request.rules)
 
 
 def step(request: StepRequest) -> Tensor:
