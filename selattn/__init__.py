@@ -11,6 +11,7 @@ from selattn._later import import_after
 
 if TYPE_CHECKING:
     from selattn.cache import SelectiveCache
+    from selattn.evaluation import evaluate
     from selattn.eviction import (
         H2O,
         Budgets,
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     )
     from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, load, make_selective, make_standard
     from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
+    from selattn.pruning import prune
     from selattn.report import plot
     from selattn.report.explorer import explore
     from selattn.report.trace import trace
+    from selattn.training import train
 
 __version__ = "0.1.0"
 
@@ -48,6 +51,7 @@ __all__ = [
     "Window",
     "__version__",
     "causal_attention",
+    "evaluate",
     "eviction_order",
     "explore",
     "kept_positions",
@@ -55,8 +59,10 @@ __all__ = [
     "make_selective",
     "make_standard",
     "plot",
+    "prune",
     "selective_attention",
     "trace",
+    "train",
 ]
 
 # Where a public name lives, if not in `selattn.ops`.
@@ -66,9 +72,12 @@ _HOMES = {
     **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.eviction"),
     **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),
     "SelectiveCache": "selattn.cache",
+    "evaluate": "selattn.evaluation",
     "explore": "selattn.report.explorer",
     "plot": "selattn.report.plot",
+    "prune": "selattn.pruning",
     "trace": "selattn.report.trace",
+    "train": "selattn.training",
 }
 
 

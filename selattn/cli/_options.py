@@ -69,15 +69,6 @@ def refuse(args: argparse.Namespace, options: Iterable[str], why: str) -> None:
         raise SelattnError(f"{' and '.join(found)} would change nothing: {why}")
 
 
-def new_folder(folder: Path) -> None:
-    """Raise if a folder cannot be made there: it exists already, or what is above it is no folder."""
-    from selattn.utils.records import check_parents
-
-    check_parents(folder)
-    if folder.exists():
-        raise SelattnError(f"{folder} exists already: delete it, or choose another folder")
-
-
 def fill(args: argparse.Namespace, defaults: dict[str, Any]) -> None:
     """Give options that were not given their defaults; done late, so that `given` knows them apart."""
     for option, value in defaults.items():

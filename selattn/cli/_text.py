@@ -10,7 +10,7 @@ from selattn.cli import _options
 
 if TYPE_CHECKING:
     from selattn.data import Reading
-    from selattn.evaluation.text import Searched, Text
+    from selattn.evaluation.text import Text
 
 SOURCES = "c4, wikitext, lm1b, hub:OWNER/NAME, a file, a folder, or embedded"
 READING: dict[str, Any] = {"column": "text", "separator": "blank", "validation": 0.02}
@@ -75,15 +75,6 @@ def text_of(args: argparse.Namespace, source: str, long: bool = False) -> Text:
     from selattn.evaluation.text import Text
 
     return Text(source, args.split, args.layout, long, args.seed, not args.no_eos, reading_of(args))
-
-
-def skipped(args: argparse.Namespace) -> int | Searched:
-    """What --skip leaves out: so many rows, or what the search in a folder has seen."""
-    from pathlib import Path
-
-    from selattn.pruning.path import read_searched
-
-    return args.skip if isinstance(args.skip, int) else read_searched(Path(args.skip))
 
 
 def texts_of(args: argparse.Namespace) -> dict[str, Text]:

@@ -23,8 +23,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Convert."""
+    from selattn.utils.records import check_new_folder
+
     checkpoint, pieces = find_files(args.source)
-    _options.new_folder(args.out)
+    check_new_folder(args.out)
 
     from transformers.utils import logging
 

@@ -126,9 +126,10 @@ def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> N
 
     from selattn.data import TokenStore, build_corpus, read_tokenizer, store_for, tokenizer_for
     from selattn.utils.folders import folders_for
+    from selattn.utils.records import check_new_folder
 
     if args.out:
-        _options.new_folder(args.out)
+        check_new_folder(args.out)
     if len(set(args.split)) < len(args.split):
         raise SelattnError(f"--split names a split twice: {' '.join(args.split)}")
     if args.tokenizer:

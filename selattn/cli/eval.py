@@ -75,17 +75,15 @@ def run(args: argparse.Namespace) -> int:
     _options.fill(args, {"skip": 0})
     from rich.console import Console
 
-    from selattn.cli._curve import run_curve
-    from selattn.cli._side_by_side import run_side_by_side
+    from selattn.cli._measure import run_curve, run_side_by_side
     from selattn.cli.main import INTERRUPTED
     from selattn.utils.distributed import Team
     from selattn.utils.records import check_output
 
-    for file in (args.record, args.figure):
-        check_output(file)
-    team = Team()
+    check_output(args.record)
+    team, console = Team(), Console(highlight=False, markup=False)
     try:
-        (run_curve if args.curve else run_side_by_side)(args, Console(highlight=False, markup=False), team)
+        (run_curve if args.curve else run_side_by_side)(args, console, team)
         return 0
     except KeyboardInterrupt:
         if args.record is None:

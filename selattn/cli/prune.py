@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
 from selattn.cli._text import SOURCES, add_text_options, fill_text_options, text_of
-from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.pruning.job import Job, Pruned
-    from selattn.utils.distributed import Team
+    from rich.console import Console
 
-FIGURE, RECORD = "path.png", "record.json"
+    from selattn.pruning import Pruned, Until
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -57,22 +55,32 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Search, report, write."""
+    """Search, report, draw, show."""
     fill_text_options(args, [source for source in (args.data, args.report) if source is not None])
-    job = make_job(args)
-    check_outputs(args, job)
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
+    from selattn.pruning import parse_until, prune
     from selattn.pruning.display import SearchDisplay
-    from selattn.pruning.job import prune
+    from selattn.pruning.run import FIGURE, default_folder
     from selattn.report.search_path import draw_path
     from selattn.utils.distributed import Team
 
-    team = Team()
-    display = SearchDisplay(Console(stderr=True, highlight=False, quiet=not team.leads), last_iteration(job))
+    until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
+    same = ("rows", "report_rows", "step", "floor", "lazy", "policy", "context", "batch", "record", "save_model")
+    report = None if args.report is None else text_of(args, args.report, args.long)
+    display = SearchDisplay(Console(stderr=True, highlight=False, quiet=not team.leads))
     try:
-        pruned = prune(job, team, display)
+        pruned = prune(
+            args.model,
+            text_of(args, args.data, args.long),
+            until,
+            out=out,
+            report=report,
+            progress=display,
+            team=team,
+            **{name: getattr(args, name) for name in same},
+        )
     except KeyboardInterrupt:
         display.close()
         display.console.print("stopped; the same command goes on from the last iteration")
@@ -81,114 +89,12 @@ def run(args: argparse.Namespace) -> int:
         display.close()
         team.close()
     if team.leads:
-        draw_path(job.out / FIGURE, pruned.path, pruned.step, pruned.limit, f"{job.model}, {job.policy}")
-        record(args, job, pruned, team)
-        if args.save_model:
-            save_model(args.save_model, job, pruned)
-        summarize(Console(highlight=False), job, pruned)
+        draw_path(out / FIGURE, pruned.path, pruned.step, pruned.limit, f"{args.model}, {args.policy}")
+        summarize(Console(highlight=False), pruned, until, out)
     return 0
 
 
-def make_job(args: argparse.Namespace) -> Job:
-    """The options, checked."""
-    from selattn.eviction import import_policy
-    from selattn.models.loading import load
-    from selattn.pruning import Procedure, parse_until
-    from selattn.pruning.job import Job
-
-    if args.save_model and ":" in args.policy:
-        raise SelattnError(f"a saved config names built-in policies only, not {args.policy}: leave --save-model out")
-    if not import_policy(args.policy).evicts:
-        raise SelattnError(f"the policy {args.policy!r} drops nothing: there is nothing to search for")
-    until = parse_until(args.until)
-    context = load(args.model).description.context if args.context is None else args.context
-    return Job(
-        model=args.model,
-        out=args.out or Path("runs/prune") / args.model.removeprefix("zoo:").strip("/").replace("/", "-"),
-        text=text_of(args, args.data, args.long),
-        rows=args.rows,
-        until=until,
-        procedure=Procedure(context, args.step, args.floor, args.lazy),
-        policy=args.policy,
-        report=None if args.report is None else text_of(args, args.report, args.long),
-        report_rows=args.report_rows,
-        batch=args.batch,
-    )
-
-
-def check_outputs(args: argparse.Namespace, job: Job) -> None:
-    """Whether all can be written where it is to go, before the search rather than after it."""
-    from selattn.evaluation.subjects import BUDGETS
-    from selattn.pruning.path import PATH, SETTINGS
-    from selattn.utils.records import check_output
-
-    check_output(args.record)
-    for name in (FIGURE, PATH, SETTINGS, BUDGETS):
-        if args.record and args.record.absolute() == (job.out / name).absolute():
-            raise SelattnError(f"the record would take the place of the search's {args.record}: give it another name")
-    if args.save_model:
-        _options.new_folder(args.save_model)
-        if args.save_model.absolute() == job.out.absolute():
-            raise SelattnError(f"--save-model and --out are both {job.out}: give the model a folder of its own")
-
-
-def last_iteration(job: Job) -> int | None:
-    """Where the search ends, if that is known: each iteration takes a known number of tokens."""
-    import math
-
-    from selattn.models.loading import load
-
-    until, procedure = job.until, job.procedure
-    if until.baseline is not None or until.tolerance is not None or until.loss < math.inf:
-        return None
-    layers = load(job.model).description.layers
-    return procedure.iterations(layers, max(until.tokens, layers * procedure.context / until.factor))
-
-
-def record(args: argparse.Namespace, job: Job, pruned: Pruned, team: Team) -> None:
-    """The whole path with the settings, versions and the command."""
-    import dataclasses
-
-    from selattn.models.loading import load
-    from selattn.utils.records import write_record
-
-    data = {
-        "model": job.model,
-        "training_seed": load(job.model).training_seed,
-        "until": args.until,
-        "policy": job.policy,
-        "procedure": dataclasses.asdict(job.procedure),
-        "text": dataclasses.asdict(job.text),
-        "report_text": None if job.report is None else dataclasses.asdict(job.report),
-        "rows": {"search": job.rows, "report": job.report_rows},
-        "processes": team.size,
-        **pruned.to_json(),
-    }
-    for path in filter(None, (job.out / RECORD, args.record)):
-        write_record(path, data, seed=job.text.seed)
-
-
-def save_model(folder: Path, job: Job, pruned: Pruned) -> None:
-    """The model's files, and its config with the budgets and the policy in it."""
-    import shutil
-
-    from selattn.models.loading import load
-    from selattn.utils.folders import make_folder
-
-    source = load(job.model)
-
-    def fill(part: Path) -> None:
-        for file in source.folder.iterdir():
-            if file.is_file():
-                shutil.copy2(file, part)
-        config = source.config
-        config.cache_budgets, config.cache_policy = list(pruned.step.budgets), job.policy
-        config.save_pretrained(part)
-
-    make_folder(folder, fill)
-
-
-def summarize(console: Any, job: Job, pruned: Pruned) -> None:
+def summarize(console: Console, pruned: Pruned, until: Until, out: Path) -> None:
     """The budgets, the factor, and the losses on unseen rows."""
     from rich.table import Table
 
@@ -197,19 +103,19 @@ def summarize(console: Any, job: Job, pruned: Pruned) -> None:
     step = pruned.step
     console.print(f"[bold]{step.factor:.2f} times less memory[/]: K = {list(step.budgets)}, sum {sum(step.budgets):,}")
     table = Table("", "search set", "report set")
-    first = pruned.path[0]
-    table.add_row("unpruned", f"{first.loss:.4f}", f"{pruned.reported['unpruned']:.4f}")
+    table.add_row("unpruned", f"{pruned.path[0].loss:.4f}", f"{pruned.reported['unpruned']:.4f}")
     table.add_row("with these budgets", f"{step.loss:.4f}", f"{pruned.reported['pruned']:.4f}")
     if "baseline" in pruned.reported:
-        table.add_row(f"baseline {job.until.baseline}", f"{pruned.baseline:.4f}", f"{pruned.reported['baseline']:.4f}")
+        table.add_row(f"baseline {until.baseline}", f"{pruned.baseline:.4f}", f"{pruned.reported['baseline']:.4f}")
     console.print(table)
-    if pruned.at_floor and (pruned.limit < float("inf") or job.until.tokens or job.until.factor < float("inf")):
-        advice = "" if job.procedure.smallest == SMALLEST else f": --floor {SMALLEST} and another --out go further"
+    if pruned.at_floor and until.words() != ["floor"]:
+        lowest = min(pruned.path[-1].budgets)
+        advice = "" if lowest == SMALLEST else f": --floor {SMALLEST} and another --out go further"
         console.print(f"No layer can give more, and the threshold is not reached{advice}.", soft_wrap=True)
-    work = pruned.path[-1].work
+    last = pruned.path[-1]
     console.print(
-        f"{pruned.path[-1].iteration} iterations, {work['layer_evaluations']:,.0f} layer evaluations, "
-        f"{work['seconds']:,.0f} s; budgets, path and figure are in {job.out}",
+        f"{last.iteration} iterations, {last.work.layer_evaluations:,.0f} layer evaluations, "
+        f"{last.work.seconds:,.0f} s; budgets, path and figure are in {out}",
         soft_wrap=True,
         markup=False,
     )

@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
-from selattn.evaluation.kv_size import KVSize, kv_size
+from selattn.evaluation.kv_size import kv_size
 from selattn.evaluation.losses import log_perplexity
 from selattn.eviction import Budgets, import_policy
 from selattn.eviction.budgets import SMALLEST
@@ -77,41 +76,32 @@ class Curve:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a curve.
+    """A point of a curve, as a record has it.
 
     Attributes:
-        size: what the layers hold and read.
-        losses: log-perplexity by the name of the text.
+        kv_size: tokens that a layer holds, a mean over the layers.
+        memory_factor: N / kv_size.
+        held: by each layer.
+        read: by a query of each layer.
         budgets: K_l; None for a model as it is.
+        loss: log-perplexity by the name of the text.
     """
 
-    size: KVSize
-    losses: dict[str, float]
+    kv_size: float
+    memory_factor: float
+    held: tuple[int, ...]
+    read: tuple[int, ...]
     budgets: tuple[int, ...] | None
+    loss: dict[str, float]
 
     @classmethod
     def make(
-        cls,
-        model: Description,
-        context: int,
-        budgets: Budgets | None,
-        policy: str | None,
-        losses: dict[str, float],
+        cls, model: Description, context: int, budgets: Budgets | None, policy: str | None, loss: dict[str, float]
     ) -> Point:
         """Of a model with budgets, and what `measure` found."""
+        size = kv_size(model, context, budgets, policy)
         each = None if budgets is None else budgets.for_layers(model.layers)
-        return cls(kv_size(model, context, budgets, policy), losses, each)
-
-    def to_json(self) -> dict[str, object]:
-        """For the record."""
-        return {
-            "kv_size": self.size.mean,
-            "memory_factor": self.size.factor,
-            "held": list(self.size.held),
-            "read": list(self.size.read),
-            "budgets": None if self.budgets is None else list(self.budgets),
-            "loss": self.losses,
-        }
+        return cls(size.mean, size.factor, size.held, size.read, each, loss)
 
 
 def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tuple[int, ...]]:
@@ -156,10 +146,6 @@ class Reached:
     size: float
     at_most: bool
 
-    def to_json(self, context: int) -> dict[str, object]:
-        """For the record."""
-        return {"kv_size": self.size, "memory_factor": context / self.size, "at_least": self.at_most}
-
 
 def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | None:
     """The KV size at which a curve, (size, loss) by point, reaches a loss: between points log(size) is interpolated.
@@ -178,12 +164,25 @@ def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | Non
     return Reached(ordered[-1][0], at_most=True)
 
 
-def at_losses(
-    points: Sequence[Mapping[str, Any]], losses: Mapping[str, float], context: int
-) -> dict[str, dict[str, Any] | None]:
-    """Where the points of a record reach the loss of each text, in the form of the record."""
+@dataclass(frozen=True)
+class AtLoss:
+    """Where a curve reaches the baseline's loss, as a record has it.
+
+    Attributes:
+        kv_size: there.
+        memory_factor: N / kv_size.
+        at_least: whether the curve ends there with a smaller loss, so that the true factor is larger.
+    """
+
+    kv_size: float
+    memory_factor: float
+    at_least: bool
+
+
+def at_losses(points: Sequence[Point], losses: Mapping[str, float], context: int) -> dict[str, AtLoss | None]:
+    """Where the points of a curve reach the loss of each text; None if they do not."""
     found = {}
     for text, loss in losses.items():
-        reached = size_at([(point["kv_size"], point["loss"][text]) for point in points], loss)
-        found[text] = None if reached is None else reached.to_json(context)
+        reached = size_at([(point.kv_size, point.loss[text]) for point in points], loss)
+        found[text] = None if reached is None else AtLoss(reached.size, context / reached.size, reached.at_most)
     return found

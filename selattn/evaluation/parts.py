@@ -10,18 +10,22 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from selattn.errors import SelattnError
 from selattn.utils.distributed import Team
 from selattn.utils.files import writing
 from selattn.utils.folders import folders_for
 from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
 from selattn.utils.locks import LOCK, locked
-from selattn.utils.records import machine, versions
+from selattn.utils.progress import Progress
+from selattn.utils.records import machine, versions, write_record
+from selattn.utils.typed import KindError, MissingError, from_json, to_json
 
 Key = dict[str, Any]
+KNOWN = "parts were measured before"  # what `progress` is told of those that are there
 _T = TypeVar("_T")
 
 
@@ -46,18 +50,18 @@ class Parts:
         counts = Counter(map(self._name, keys))
         return sum(min(count, len(self._found.get(name, []))) for name, count in counts.items())
 
-    def get(self, key: Key, measure: Callable[[], _T], alone: bool = False) -> _T:
-        """What was measured before, or else is now; JSON must give it back as it is.
+    def get(self, key: Key, kind: type[_T], measure: Callable[[], _T], alone: bool = False) -> _T:
+        """What was measured before, or else is now: a value of type `kind`, see `selattn.utils.typed`.
 
         All processes call this together: some of them measuring while others do not would wait for each other forever.
         So the leading one decides, whatever key the others come to. With `alone` only the leading process calls.
         """
-        past = self._take(key) if alone else self._team.by_one(lambda: self._take(key))
+        past = self._take(key, kind) if alone else self._team.by_one(lambda: self._take(key, kind))
         if past:
             return past[0]
         value = measure()
         if self._file is not None and self._team.leads:
-            append_line(self._file, {"key": self._whole(key), "value": value}, "what it holds is kept")
+            append_line(self._file, {"key": self._whole(key), "value": to_json(value)}, "what it holds is kept")
         return value
 
     def remove(self) -> None:
@@ -65,16 +69,37 @@ class Parts:
         if self._file is not None and self._team.leads:
             self._file.unlink()
 
-    def _take(self, key: Key) -> list[Any]:
-        """A list of one, or empty."""
+    def _take(self, key: Key, kind: type[_T]) -> list[_T]:
+        """A list of one, or empty; what is of another kind is measured anew."""
         there = self._found.get(self._name(key), [])
-        return [there.pop(0)] if there else []
+        while there:
+            with contextlib.suppress(MissingError, KindError):
+                return [from_json(kind, there.pop(0))]
+        return []
 
     def _whole(self, key: Key) -> Key:
         return {**key, **self._around}
 
     def _name(self, key: Key) -> str:
         return _name(self._whole(key))
+
+
+@contextlib.contextmanager
+def kept_parts(record: Path | None, keys: Sequence[Key], team: Team, progress: Progress) -> Iterator[Parts]:
+    """The parts of an evaluation that consists of these; `progress` is told how many of them are there."""
+    with open_parts(record, team) as parts:
+        known = parts.known(keys)
+        if known:
+            progress(KNOWN, known, len(keys))
+        yield parts
+
+
+def write_whole(record: Path, body: object, seed: int) -> None:
+    """The record of an evaluation; if it cannot be written, what was measured is not lost."""
+    try:
+        write_record(record, body, seed)
+    except SelattnError as error:
+        raise SelattnError(f"{error}; what was measured is kept beside it, and the same command goes on") from None
 
 
 @contextlib.contextmanager

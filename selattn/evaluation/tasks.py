@@ -17,6 +17,7 @@ from typing import Any
 
 from selattn.data.files import read_objects
 from selattn.errors import SelattnError
+from selattn.evaluation.results import TaskResult
 from selattn.eviction import Budgets, import_policy
 from selattn.models.seam import LanguageModel
 from selattn.utils.folders import cache_folder
@@ -52,6 +53,14 @@ def check_tasks(names: Sequence[str]) -> list[str]:
     if importlib.util.find_spec("lm_eval") is None:
         raise SelattnError("multiple-choice tasks need lm-eval: pip install 'selattn[eval]'")
     return list(TASKS) if "all" in names else list(dict.fromkeys(names))
+
+
+def find_tasks(names: Sequence[str], folder: str | Path | None = None) -> dict[str, Path | None]:
+    """The tasks that a user names, several with commas between them, and the file of each; None for the hub."""
+    if not names:
+        return {}
+    tasks = check_tasks([name for each in names for name in each.split(",")])
+    return dict.fromkeys(tasks) if folder is None else dict(find_local(tasks, Path(folder)))
 
 
 def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
@@ -132,9 +141,7 @@ def make_scorer(
     return Scorer(model, tokenizer, batch, budgets, None if policy is None else import_policy(policy))
 
 
-def run_task(
-    scorer: Any, name: str, file: Path | None = None, limit: int | None = None, seed: int = 0
-) -> dict[str, float | int | None]:
+def run_task(scorer: Any, name: str, file: Path | None = None, limit: int | None = None, seed: int = 0) -> TaskResult:
     """Accuracy, length-normalised accuracy and their standard errors, without examples in the prompt.
 
     Args:
@@ -185,10 +192,8 @@ def _write_task(folder: Path, name: str, file: Path | None) -> None:
     (folder / f"{name}.yaml").write_text(json.dumps(task))  # which is YAML, too
 
 
-def _numbers(result: dict[str, Any], count: int) -> dict[str, float | int | None]:
-    found: dict[str, float | int | None] = {"questions": count}
-    for metric in METRICS:
-        found[metric] = float(result[f"{metric},none"])
-        error = result[f"{metric}_stderr,none"]
-        found[f"{metric}_stderr"] = float(error) if isinstance(error, float) else None  # of a single question: none
-    return found
+def _numbers(result: dict[str, Any], count: int) -> TaskResult:
+    found = {metric: float(result[f"{metric},none"]) for metric in METRICS}
+    errors = {metric: result[f"{metric}_stderr,none"] for metric in METRICS}
+    known = {metric: float(each) if isinstance(each, float) else None for metric, each in errors.items()}
+    return TaskResult(count, found["acc"], known["acc"], found["acc_norm"], known["acc_norm"])  # of one question: None

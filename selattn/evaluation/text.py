@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import bisect
 import contextlib
+import hashlib
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +21,7 @@ from selattn.data import DocumentRows, PackedRows, Reading, Tokenizer, TokenStor
 from selattn.data.corpus import label
 from selattn.data.draws import shuffled
 from selattn.errors import SelattnError
+from selattn.utils.typed import to_json
 
 LONG = Fraction(9, 10)  # of the context: what the paper calls very long examples
 LAYOUTS: dict[str, type[DocumentRows] | type[PackedRows]] = {"documents": DocumentRows, "packed": PackedRows}
@@ -97,6 +100,25 @@ class Searched:
         with contextlib.suppress(SelattnError):
             return store.name == label(self.text.source, self.text.split)
         return False
+
+
+Data = str | Path | Text | Sequence[str | Path | Text] | Mapping[str, Text]
+
+
+def named_texts(data: Data) -> dict[str, Text]:
+    """Texts by the name that tables give them: a source, or a file's own name; long ones are said to be long."""
+    if isinstance(data, Mapping):
+        return dict(data)
+    listed = [data] if isinstance(data, str | Path | Text) else data
+    texts = [each if isinstance(each, Text) else Text(str(each)) for each in listed]
+    names = text_names([text.source for text in texts])
+    return {names[text.source] + (", long" if text.long else ""): text for text in texts}
+
+
+def text_key(text: Text, rows: TextRows, count: int | None, skip: int | Searched) -> dict[str, Any]:
+    """What the rows that are taken of a text depend on, and which those are."""
+    taken = hashlib.blake2b(str(rows.numbers(count, skip)).encode(), digest_size=8).hexdigest()
+    return {"text": to_json(text), "tokens": rows.checksum, "taken": taken}
 
 
 def text_names(sources: Sequence[str]) -> dict[str, str]:

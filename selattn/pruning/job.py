@@ -8,22 +8,29 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import log_perplexity
+from selattn.evaluation.searches import SearchSettings, Step
 from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.eviction import Budgets
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
-from selattn.pruning.path import Step, append, begin, chosen, claimed, past_steps
+from selattn.pruning.path import append, begin, chosen, claimed, past_steps
+from selattn.pruning.record import Counts
 from selattn.pruning.search import Procedure, first_step, steps
 from selattn.pruning.until import Until
 from selattn.pruning.whole import make_trials
 from selattn.utils.distributed import Team
+
+SearchProgress = Callable[[Step, int, bool], None]  # an iteration, the last one possible, whether it ends there
+
+
+def silent(step: Step, last: int, sure: bool) -> None:
+    """Show nothing of a search."""
 
 
 @dataclass(frozen=True)
@@ -76,26 +83,16 @@ class Pruned:
     limit: float
     baseline: float | None
     reported: dict[str, float]
-    tokens: dict[str, int]
+    tokens: Counts
 
-    def to_json(self) -> dict[str, Any]:
-        """For the record: the whole path, too."""
-        return {
-            "budgets": list(self.step.budgets),
-            "iteration": self.step.iteration,
-            "memory_factor": self.step.factor,
-            "at_floor": self.at_floor,
-            "search_loss": self.step.loss,
-            "search_limit": self.limit if self.limit < math.inf else None,
-            "search_baseline": self.baseline,
-            "report": self.reported,
-            "tokens": self.tokens,
-            "path": [dataclasses.asdict(step) for step in self.path],
-        }
+    @property
+    def budgets(self) -> Budgets:
+        """K_l that were chosen."""
+        return Budgets(self.step.budgets)
 
 
-def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step, last: None) -> Pruned:
-    """Search, or go on searching, and write the budgets; `show` gets each iteration and the last one possible."""
+def carry_out(job: Job, team: Team, progress: SearchProgress = silent) -> Pruned:
+    """Search, or go on searching, and write the budgets."""
     loaded, context = load(job.model), job.procedure.context
     check_context(job.model, loaded.description, context)
     job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
@@ -104,7 +101,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
     if other is not None:
         _check_baseline(other, loaded, context)
     rows = job.text.rows(tokenizer, context, progress=team.leads)
-    batches, reported = _sets(job, rows, tokenizer, progress=team.leads)
+    batches, reported = make_sets(job, rows, tokenizer, progress=team.leads)
     with contextlib.ExitStack() as stack:
         team.by_one(lambda: stack.enter_context(claimed(job.out)))
         settings = _settings(job, loaded, rows)
@@ -112,7 +109,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
         model = loaded.model
         baseline = None if other is None else log_perplexity(other.model, batches, team=team)
         until = job.until if baseline is None else replace(job.until, loss=min(baseline, job.until.loss))
-        path = _search(job, model, batches, past, settings, until, team, show)
+        path = _search(job, model, batches, past, settings, until, team, progress)
         number, reached = chosen(path, until, context)
         best = path[number]
         found = {
@@ -124,7 +121,7 @@ def prune(job: Job, team: Team, show: Callable[[Step, int], None] = lambda step,
         if team.leads:
             notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
             Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
-    sizes = {"search": sum(b.tokens for b in batches), "report": sum(b.tokens for b in reported)}
+    sizes = Counts(sum(batch.tokens for batch in batches), sum(batch.tokens for batch in reported))
     return Pruned(best, path, not reached, until.limit(path[0].loss), baseline, found, sizes)
 
 
@@ -133,10 +130,10 @@ def _search(
     model: LanguageModel,
     batches: Sequence[Batch],
     past: list[Step],
-    settings: dict[str, Any],
+    settings: SearchSettings,
     until: Until,
     team: Team,
-    show: Callable[[Step, int], None],
+    progress: SearchProgress,
 ) -> list[Step]:
     """The path as far as the threshold; each iteration is on the disk before the next one begins."""
     layers, context = model.description.layers, job.procedure.context
@@ -151,18 +148,20 @@ def _search(
     until.check_loss(path[0].loss)
     if not past and team.leads:
         begin(job.out, settings, path[0])
-    last = job.procedure.iterations(layers)
+    last, sure = _last(job, layers)
     for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
         path.append(step)
         if team.leads:
             append(job.out, step)
-        show(step, last)
+        progress(step, last, sure)
         if chosen([path[0], step], until, context)[1]:
             break
     return path
 
 
-def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False) -> tuple[list[Batch], list[Batch]]:
+def make_sets(
+    job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False
+) -> tuple[list[Batch], list[Batch]]:
     """The search set and the report set."""
     context = job.procedure.context
     searched = make_batches(rows.take(job.rows), job.batch)
@@ -178,18 +177,26 @@ def _sets(job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False
     return searched, make_batches(others.take(job.report_rows, seen), job.batch)
 
 
-def _settings(job: Job, loaded: Loaded, rows: TextRows) -> dict[str, Any]:
+def _last(job: Job, layers: int) -> tuple[int, bool]:
+    """The last iteration that is possible, and whether the search ends there: a threshold of the loss can end it."""
+    until, procedure = job.until, job.procedure
+    if until.baseline is not None or until.tolerance is not None or until.loss < math.inf:
+        return procedure.iterations(layers), False
+    return procedure.iterations(layers, max(until.tokens, layers * procedure.context / until.factor)), True
+
+
+def _settings(job: Job, loaded: Loaded, rows: TextRows) -> SearchSettings:
     """What decides the path, and what model and text are called, which does not."""
-    return {
-        "model": job.model,
-        "fingerprint": loaded.fingerprint,
-        "text": dataclasses.asdict(job.text),
-        "tokens": rows.checksum,
-        "rows": job.rows,
-        "batch": job.batch,
-        "policy": job.policy,
+    return SearchSettings(
+        model=job.model,
+        fingerprint=loaded.fingerprint,
+        text=job.text,
+        tokens=rows.checksum,
+        rows=job.rows,
+        batch=job.batch,
+        policy=job.policy,
         **dataclasses.asdict(job.procedure),
-    }
+    )
 
 
 def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:

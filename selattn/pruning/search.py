@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from selattn.errors import SelattnError
+from selattn.evaluation.searches import Step, Work
 from selattn.eviction.budgets import SMALLEST
-from selattn.pruning.path import Step
 from selattn.pruning.trials import Trials
 from selattn.pruning.whole import WholeTrials
 
@@ -93,13 +93,13 @@ class Procedure:
 
 def first_step(trials: Trials | WholeTrials) -> Step:
     """Iteration 0."""
-    return Step(0, None, trials.budgets, trials.loss, 1.0, {}, {"layer_evaluations": trials.evaluations, "seconds": 0})
+    return Step(0, None, trials.budgets, trials.loss, 1.0, {}, Work(trials.evaluations, 0.0))
 
 
 def steps(trials: Trials | WholeTrials, procedure: Procedure, past: Sequence[Step]) -> Iterator[Step]:
     """The iterations after `past`, whose last one `trials` must stand at, one by one until no layer can give more."""
     began, before = time.monotonic(), past[-1].work
-    worked = before["layer_evaluations"] - trials.evaluations  # a resumed search has its first pass again
+    worked = before.layer_evaluations - trials.evaluations  # a resumed search has its first pass again
     bounds = _bounds(past, procedure)
     for iteration in range(len(past), procedure.iterations(len(trials.budgets)) + 1):
         candidates, gives = procedure.candidates(trials.budgets), procedure.gives(trials.budgets)
@@ -109,10 +109,7 @@ def steps(trials: Trials | WholeTrials, procedure: Procedure, past: Sequence[Ste
             layer, tried = _exact(trials, candidates, gives)
         trials.accept(layer, trials.budgets[layer] - gives)
         factor = len(trials.budgets) * procedure.context / sum(trials.budgets)
-        work = {
-            "layer_evaluations": worked + trials.evaluations,
-            "seconds": before["seconds"] + time.monotonic() - began,
-        }
+        work = Work(worked + trials.evaluations, before.seconds + time.monotonic() - began)
         yield Step(iteration, layer, trials.budgets, trials.loss, factor, tried, work)
 
 

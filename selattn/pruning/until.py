@@ -41,6 +41,15 @@ class Until:
     factor: float = math.inf
     tokens: int = 0
 
+    def words(self) -> list[str]:
+        """The conditions as a user writes them; what they are parsed to is this."""
+        found = [] if self.baseline is None else [f"baseline={self.baseline}"]
+        found += [] if self.tolerance is None else [f"tolerance={self.tolerance!r}"]
+        found += [f"loss={self.loss!r}"] if self.loss < math.inf else []
+        found += [f"factor={self.factor!r}"] if self.factor < math.inf else []
+        found += [f"tokens={self.tokens}"] if self.tokens else []
+        return found or ["floor"]
+
     def limit(self, unpruned: float) -> float:
         """The largest loss allowed, given the unpruned one."""
         return self.loss if self.tolerance is None else min(self.loss, unpruned + self.tolerance)

@@ -6,14 +6,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from selattn.errors import SelattnError
+from selattn.evaluation.results import Tradeoff
 from selattn.report.figure import COLORS, MARKERS, plain_powers, save_figure
+from selattn.report.seeds import MergedTradeoff
+from selattn.utils.records import check_output
+from selattn.utils.typed import to_json
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
-def draw_tradeoff(path: str | Path, record: Mapping[str, Any]) -> Path:
-    """One panel for each text of the record of `selattn eval --curve`, smaller caches to the right.
+def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
+    """Where a figure goes: where it is wanted, or beside the record; raises if it cannot go there."""
+    path = figure or (None if record is None else record.with_suffix(".png"))
+    if path is None:
+        return None
+    if path.suffix not in FORMATS:
+        raise SelattnError(f"--figure must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {path}")
+    if record is not None and path.absolute() == record.absolute():
+        raise SelattnError(f"the figure would take the place of the record {path}: let the record end with .json")
+    check_output(path)
+    return path
 
-    In a record of several seeds the lines are means, and a band reaches from the smallest to the largest.
+
+def draw_tradeoff(path: str | Path, found: Tradeoff | MergedTradeoff) -> Path:
+    """One panel for each text, smaller caches to the right.
+
+    Of several seeds the lines are means, and a band reaches from the smallest to the largest.
     """
+    record = to_json(found)
     width = max(6.4, 4.8 * len(record["texts"]))
     return save_figure(path, lambda figure: panels_of_tradeoff(figure, record), width=width, height=4.8)
 

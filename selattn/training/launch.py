@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,8 @@ from selattn.training.datasets import Data, prepare
 from selattn.training.display import Display
 from selattn.training.memory import check_memory
 from selattn.training.model import make_model, model_config
+from selattn.training.overrides import override
+from selattn.training.runs import find_run
 from selattn.training.trainer import SelectiveTrainer
 from selattn.utils.distributed import Team
 from selattn.utils.files import writing
@@ -57,9 +59,10 @@ class Finished:
 
 
 def train(
-    run: RunConfig,
+    run: RunConfig | str,
     folder: str | Path,
     *,
+    settings: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     data: Data | None = None,
@@ -68,23 +71,25 @@ def train(
     """Carry out a run in `folder`.
 
     Args:
-        run: the whole configuration.
+        run: the whole configuration, or the name of a shipped run.
         folder: where everything goes; see `selattn.training.folder`.
+        settings: changes to it: `optimizer.lr=1e-3`.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
         data: the rows, if they are not to be prepared from the run's settings.
         display: what is shown; None shows nothing.
     """
+    run = override(find_run(run) if isinstance(run, str) else run, settings)
     folder = Path(folder)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     args = training_arguments(run, folder)
     display = display if display is not None and args.process_index == 0 else Display()
-    settings = run.to_dict()
+    whole = run.to_dict()
     defaults = RunConfig(run.name, run.data).to_dict()
     with contextlib.closing(run_folder.Claim(folder)) as claim:
         _by_one(folder, claim.take)
-        plan = _by_one(folder, lambda: run_folder.check(folder, settings, defaults, resume, overwrite))
+        plan = _by_one(folder, lambda: run_folder.check(folder, whole, defaults, resume, overwrite))
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
         check_memory(run, args.world_size, args.device)
@@ -93,7 +98,7 @@ def train(
         config = model_config(run, data.tokenizer)
         Course(run, config)  # which raises before anything is written
         model = make_model(run, config)
-        _by_one(folder, lambda: run_folder.begin(folder, settings, plan, claim))
+        _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
         if plan.goes_on:
             left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
             display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)

@@ -1,19 +1,43 @@
-"""What is shown while something takes long: one line in a terminal, in one style, and nothing where there is none."""
+"""What is shown while something takes long: one line in a terminal, in one style, and nothing where there is none.
+
+Functions that take long do not show anything. They have an argument `progress`, a function that is told what is done
+and how much of it: `progress("reading", 3, 10)`; the total is None where it is not known. `ProgressLines` is one for
+the command line.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    Progress,
     ProgressColumn,
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import Progress as Bar
+
+Progress = Callable[[str, int, int | None], None]
+
+
+def nothing(what: str, done: int, total: int | None) -> None:
+    """Show nothing."""
+
+
+def counting(progress: Progress, what: str, total: int) -> Callable[[int], None]:
+    """A function that is told how much more is done, and tells `progress` how much that makes."""
+    done = 0
+
+    def tick(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(what, done, total)
+
+    return tick
 
 
 class ProgressLine:
@@ -50,7 +74,7 @@ class ProgressLine:
             ahead = (TextColumn(f"[dim]{left}[/]"), TimeRemainingColumn(compact=True, elapsed_when_finished=True))
             columns = (name, count, BarColumn(bar_width=None), text, *ahead)
         disable = not (shown and console.is_terminal)
-        self._bar = Progress(*columns, console=console, transient=not keep, expand=total is not None, disable=disable)
+        self._bar = Bar(*columns, console=console, transient=not keep, expand=total is not None, disable=disable)
         self._task = self._bar.add_task(title, total=total, completed=int(completed), text="")
 
     def start(self) -> ProgressLine:
@@ -77,3 +101,30 @@ class ProgressLine:
         self._bar.update(self._task, completed=completed, description=title)
         if text is not None:
             self._bar.update(self._task, text=text)
+
+
+class ProgressLines:
+    """A `progress` for the command line: a `ProgressLine` for each thing that is done, one after another.
+
+    Args:
+        shown: False shows nothing.
+    """
+
+    def __init__(self, shown: bool = True) -> None:
+        self._shown, self._what = shown, ""
+        self._line: ProgressLine | None = None
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        """So much of it is done; all of it, and the line goes."""
+        if self._line is None or what != self._what:
+            self.close()
+            self._what, self._line = what, ProgressLine(what, total, shown=self._shown).start()
+        self._line.update(done)
+        if done == total:
+            self.close()
+
+    def close(self) -> None:
+        """Nothing is done any more."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None

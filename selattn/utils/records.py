@@ -9,14 +9,18 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 from selattn.utils.files import write_json
+from selattn.utils.typed import KindError, MissingError, from_json, to_json
+
+T = TypeVar("T")
 
 # Every dependency of the package, and of its `eval` and `gpu` extras.
 PACKAGES = (
@@ -26,6 +30,36 @@ PACKAGES = (
 
 # What decides a result; `revision` says whether any of it differs from its commit.
 CODE = ("selattn", "csrc", "benchmarks", "pyproject.toml", "setup.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What every record begins with.
+
+    Attributes:
+        command: the command line, free of this machine's folders.
+        date: UTC.
+        seed: or seeds, where several make one record.
+        commit: of the code; None outside a checkout, and in records from before it was noted.
+        dirty: whether the code differed from that commit.
+        versions: of everything that can change a result.
+        machine: what it was measured on.
+    """
+
+    command: str
+    date: str
+    seed: int | list[int | None] | None
+    commit: str | None = None
+    dirty: bool | None = None
+    versions: dict[str, str]
+    machine: Mapping[str, str | int | float | bool | None]
+
+
+class Revision(TypedDict):
+    """The code that runs."""
+
+    commit: str | None
+    dirty: bool | None
 
 
 def versions() -> dict[str, str]:
@@ -57,7 +91,7 @@ def machine() -> dict[str, str | int | bool]:
 
 
 @cache
-def revision() -> dict[str, str | bool | None]:
+def revision() -> Revision:
     """The git commit of the code that runs, and whether that code has been changed since.
 
     `commit` and `dirty` are None where the package is installed outside a checkout. `dirty` is about code and settings
@@ -103,25 +137,35 @@ def check_parents(path: Path) -> None:
         raise SelattnError(f"cannot write {path}: you may not write in {above}")
 
 
-def write_record(path: str | Path, data: dict[str, Any], seed: int | Sequence[int | None] | None) -> Path:
-    """Write `data` with the command, seed, commit, versions and machine around it; whole or not at all."""
+def check_new_folder(folder: Path) -> None:
+    """Raise if a folder cannot be made there: it exists already, or what is above it is no folder."""
+    check_parents(folder)
+    if folder.exists():
+        raise SelattnError(f"{folder} exists already: delete it, or choose another folder")
+
+
+def write_record(path: str | Path, body: object, seed: int | Sequence[int | None] | None) -> Path:
+    """Write `body`, a dataclass or a dict, with the command, seed, commit, versions and machine around it."""
     path = Path(path)
     check_output(path)
-    record = {
-        "command": shlex.join(_command()),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "seed": seed,
-        **revision(),
-        "versions": versions(),
-        "machine": machine(),
-        **data,
-    }
-    write_json(path, record)
+    write_json(path, {**to_json(provenance(seed)), **to_json(body)})
     return path
 
 
+def provenance(seed: int | Sequence[int | None] | None) -> Provenance:
+    """Of what is measured in this process."""
+    return Provenance(
+        command=shlex.join(_command()),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        seed=list(seed) if isinstance(seed, Sequence) else seed,
+        **revision(),
+        versions=versions(),
+        machine=machine(),
+    )
+
+
 def read_record(path: str | Path) -> dict[str, Any]:
-    """What `write_record` wrote."""
+    """What `write_record` wrote, as JSON has it."""
     try:
         found = json.loads(Path(path).read_text())
     except OSError as error:
@@ -131,6 +175,28 @@ def read_record(path: str | Path) -> dict[str, Any]:
     if not isinstance(found, dict) or "versions" not in found:
         raise SelattnError(f"{path} is not a record")
     return found
+
+
+def read_body(path: str | Path, kind: type[T]) -> T:
+    """What `write_record` wrote, as the dataclass that it was; one line if it is a record of something else."""
+    return as_body(read_record(path), kind, path)
+
+
+def as_body(record: Mapping[str, Any], kind: type[T], path: str | Path = "the record") -> T:
+    """A record that was read as the dataclass that it was; `path` is what it is called if something is wrong."""
+    try:
+        return from_json(kind, record)
+    except SelattnError as error:
+        raise SelattnError(f"{path}: {error}") from None
+    except MissingError as error:
+        where = f" in {error.place}" if error.place else ""
+        raise SelattnError(f"{path} lacks {error.field!r}{where}: {_written_by(record)}") from None
+    except KindError as error:
+        raise SelattnError(f"{path}: {error}; {_written_by(record)}") from None
+
+
+def _written_by(record: Mapping[str, Any]) -> str:
+    return f"it was written by '{shortened(record.get('command', 'something unknown'))}'"
 
 
 def _command() -> list[str]:

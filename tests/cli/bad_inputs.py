@@ -292,7 +292,7 @@ _TABLE = {
         (f"{CURVE} --figure text.txt/new.png --record new.json", "text.txt is not a folder"),
         (f"{CURVE} --record new.png", "would take the place of the record new.png"),
         (f"{CURVE} --extend nowhere.json", "cannot read nowhere.json"),
-        (f"{CURVE} --extend search-0.json", "is not a record of 'selattn eval --curve'"),
+        (f"{CURVE} --extend search-0.json", "search-0.json lacks 'context': it was written by 'selattn'"),
         (f"{CURVE} --context 64", "--context can be at most 32, not 64"),
     ],
     "seeds": [
@@ -302,7 +302,7 @@ _TABLE = {
         ("seeds curve-0.json search-0.json", "these are not all records"),
         ("seeds curve-0.json curve-0.json", "are the same file"),
         ("seeds curve-0.json again-0.json", "are both of models trained with seed 0"),
-        ("seeds curve-0.json half.json", "half.json is not a whole record of 'selattn eval --curve'"),
+        ("seeds curve-0.json half.json", "half.json lacks 'context': it was written by 'selattn'"),
         ("seeds curve-0.json curve-1.json --record curve-0.json", "which it is made from"),
         ("seeds curve-0.json curve-1.json --record new.json --figure x.zzz", "--figure must end with"),
         ("seeds curve-0.json curve-1.json --record new.json --figure text.txt/x.png", "text.txt is not a folder"),

@@ -61,15 +61,40 @@ def models(here):
 def records(here):
     for seed in (0, 1):
         of = [{"model": "model", "training_seed": seed, "policy": None, "search": None}]
-        points = [{"kv_size": size, "loss": {"text": 4 + 1 / size + seed}} for size in (32, 8)]
+        points = [
+            {
+                "kv_size": size,
+                "memory_factor": 32 / size,
+                "loss": {"text": 4 + 1 / size + seed},
+                "held": [size],
+                "read": [size],
+                "budgets": [size],
+            }
+            for size in (32, 8)
+        ]
         curve = {"name": "x", "of": of, "points": points, "at_the_baselines_loss": {}}
-        about = {"context": 32, "texts": {"text": {"rows": 3}}, "skip": 0, "baseline": None}
+        about = {"context": 32, "texts": {"text": {"rows": 3, "tokens": 9}}, "skip": 0, "baseline": None}
         (here / f"curve-{seed}.json").write_text(json.dumps({**MEASURED, **about, "curves": [curve]}))
     shutil.copy(here / "curve-0.json", here / "again-0.json")
     (here / "half.json").write_text(json.dumps({**MEASURED, "curves": []}))
-    names = ("model", "policy", "procedure", "text", "rows", "search_limit", "search_loss", "at_floor")
-    search = {**MEASURED, **dict.fromkeys(names, 1), "budgets": [4, 4], "memory_factor": 8.0}
-    (here / "search-0.json").write_text(json.dumps({**search, "model": "m", "report": {"pruned": 4.0}}))
+    search = {
+        **MEASURED,
+        "model": "m",
+        "until": ["floor"],
+        "policy": "selective",
+        "text": {"source": "text.txt"},
+        "procedure": {"context": 32, "step": 4, "floor": None, "lazy": False},
+        **{key: {"search": 3, "report": 4} for key in ("rows", "tokens")},
+        "budgets": [4, 4],
+        "iteration": 0,
+        "memory_factor": 8.0,
+        "at_floor": True,
+        "path": [],
+        "search_loss": 4.0,
+        "search_limit": None,
+        "report": {"pruned": 4.0},
+    }
+    (here / "search-0.json").write_text(json.dumps(search))
 
 
 def cut(file):

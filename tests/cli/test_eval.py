@@ -8,11 +8,14 @@ import pytest
 from selattn.cli.main import main
 from selattn.data import Reading
 from selattn.evaluation import log_perplexity, make_batches
+from selattn.evaluation.results import Comparison
+from selattn.evaluation.searches import skipped
 from selattn.evaluation.subjects import Subject
+from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Text
 from selattn.eviction import Budgets
 from selattn.models.loading import load
-from selattn.pruning.path import read_searched
+from selattn.utils.records import read_body
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
 
@@ -72,10 +75,12 @@ def test_several_models_side_by_side(capsys):
 def test_tasks_from_local_files(capsys):
     command = ["eval", "model", "model@5", "--tasks", "piqa,arc_easy", "--data-dir", "questions"]
     assert main([*command, "--record", "tasks.json"]) == 0
-    record = json.loads(Path("tasks.json").read_text())
-    for one in record["models"]:
-        assert list(one["tasks"]) == ["piqa", "arc_easy"]
-        assert all(0 <= task["acc_norm"] <= 1 for task in one["tasks"].values())
+    models = read_body("tasks.json", Comparison).models
+    files = find_tasks(["piqa", "arc_easy"], "questions")
+    for one in models:
+        subject = Subject.parse(one.model)
+        scorer = make_scorer(subject.loaded.model, subject.loaded.tokenizer.hf, 8, subject.budgets, subject.policy)
+        assert one.tasks == {name: run_task(scorer, name, file) for name, file in files.items()}
     assert "arc_easy (2)" in capsys.readouterr().out
 
 
@@ -122,7 +127,7 @@ def test_what_a_search_has_seen_is_left_out(search):
     record = json.loads(Path(f"{out}.json").read_text())
     assert record["settings"]["skip"] == out
     every = Text("text.txt", reading=Reading(validation=0.9)).rows(load("model").tokenizer, 64)
-    seen = read_searched(Path(out))
+    seen = skipped(out)
     assert record["models"][0]["text"]["text.txt"]["rows"] == len(every.take(None, seen)) < len(every)
 
 
@@ -155,7 +160,7 @@ def test_a_record_is_extended(capsys):
     half = {name: value for name, value in json.loads(first).items() if name != "baseline"}
     Path("half.json").write_text(json.dumps(half))
     assert main(["eval", "two=second", "--curve", "--extend", "half.json", *TEXT]) == 2
-    assert "half.json is not a whole record of 'selattn eval --curve'" in capsys.readouterr().err
+    assert "half.json lacks 'baseline': it was written by" in capsys.readouterr().err
     assert main([*more, *TEXT]) == 0
     got, want, before = (
         json.loads(x) for x in (Path("extended.json").read_text(), Path("at-once.json").read_text(), first)

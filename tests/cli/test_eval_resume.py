@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import selattn.evaluation
+import selattn
 from selattn.cli.main import main
-from selattn.evaluation import curve, decoding, tasks
+from selattn.evaluation import compare, tradeoff
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
 
@@ -45,8 +45,8 @@ def _here(made, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "here")
 
 
-PLACES = {"text": (selattn.evaluation, "log_perplexity"), "task": (tasks, "run_task")}
-PLACES |= {"decoding": (decoding, "measure_decoding"), "point": (curve, "measure")}
+PLACES = {"text": (compare, "log_perplexity"), "task": (compare, "run_task")}
+PLACES |= {"decoding": (compare, "measure_decoding"), "point": (tradeoff, "measure")}
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_interrupted_anywhere_it_ends_the_same(measured, words, number, capsys):
 def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
     for words in (ALL, CURVE):
         with monkeypatch.context() as patch:
-            patch.setattr("selattn.utils.records.write_record", interrupt)
+            patch.setattr("selattn.evaluation.parts.write_record", interrupt)
             assert main(words) == 130
         begin(measured)
         with monkeypatch.context() as patch:
@@ -128,10 +128,10 @@ def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
         assert kinds(measured) == {}
 
 
-@pytest.mark.parametrize(("words", "last"), [(ALL, "_side_by_side.show"), (CURVE, "_curve.show_files")])
+@pytest.mark.parametrize(("words", "last"), [(ALL, "show_comparison"), (CURVE, "show_files")])
 def test_everything_is_written_before_it_is_shown(monkeypatch, words, last):
     """Whoever reads what is shown may have gone: `selattn eval ... | head`."""
-    monkeypatch.setattr(f"selattn.cli.{last}", interrupt)
+    monkeypatch.setattr(f"selattn.cli._tables.{last}", interrupt)
     assert main(words) == 130
     assert content()
     assert not PARTS.exists()
@@ -140,80 +140,6 @@ def test_everything_is_written_before_it_is_shown(monkeypatch, words, last):
 
 def interrupt(*args, **how):
     raise KeyboardInterrupt
-
-
-def changed_weights():
-    model = selattn.SelectiveForCausalLM.from_pretrained("model")
-    model.lm_head.weight.data[0] += 1
-    model.save_pretrained("model")
-
-
-def changed_text():
-    Path("text.txt").write_text(Path("text.txt").read_text().replace("cat", "dog"))
-
-
-def changed_question():
-    file = Path("questions/piqa_validation.jsonl")
-    file.write_text(file.read_text().replace("Run far", "Run home"))
-
-
-def changed_tokenizer():
-    settings = json.loads(Path("model/tokenizer_config.json").read_text())
-    Path("model/tokenizer_config.json").write_text(json.dumps({**settings, "note": 1}))
-
-
-ONE = ["eval", "model", *TEXT, *TASKS, "--speed", "--record", str(RECORD)]
-POINTS = ["eval", "model@sizes:h2o", *TEXT, "--curve", "--sizes", "64", "8", "--record", str(RECORD)]
-
-
-@pytest.mark.parametrize(
-    ("words", "changed", "anew"),
-    [
-        (ONE, [], {}),
-        (ONE, ["--rows", "5"], {"text": 1}),
-        (ONE, ["--skip", "1"], {"text": 1}),
-        (ONE, ["--no-eos"], {"text": 1}),
-        (ONE, ["--layout", "packed"], {"text": 1}),
-        (ONE, ["--validation", "0.8"], {"text": 1}),
-        (ONE, ["--context", "48"], {"text": 1, "decoding": 1}),
-        (ONE, ["--batch", "4"], {"text": 1, "task": 2}),
-        (ONE, ["--seed", "1"], {"text": 1, "task": 2, "decoding": 1}),
-        (ONE, ["--limit", "1"], {"task": 2}),
-        (ONE, ["--tasks", "piqa", "hellaswag"], {"task": 1}),
-        (ONE, ["--long"], {"text": 1}),
-        (ONE, changed_weights, {"text": 1, "task": 2, "decoding": 1}),
-        (ONE, changed_text, {"text": 1}),
-        (ONE, changed_question, {"task": 1}),
-        (ONE, changed_tokenizer, {"task": 2}),
-        (["eval", "model@6", *ONE[2:]], "model@7", {"text": 1, "task": 2, "decoding": 1}),
-        (["eval", "model@6", *ONE[2:]], "model@6:h2o", {"text": 1, "task": 2, "decoding": 1}),
-        (POINTS, [], {}),
-        (POINTS, ["--sizes", "64", "16", "8"], {"point": 1}),
-        (POINTS, ["--baseline", "local"], {"point": 1}),
-        (POINTS, ["--rows", "5"], {"point": 2}),
-        (POINTS, ["--skip", "1"], {"point": 2}),
-        (POINTS, ["--batch", "4"], {"point": 2}),
-        (POINTS, ["--context", "60", "--sizes", "60", "8"], {"point": 2}),
-        (POINTS, ["--long"], {"point": 2}),
-        (POINTS, changed_weights, {"point": 2}),
-        (POINTS, changed_text, {"point": 2}),
-        (POINTS, "model@sizes:tova", {"point": 2}),
-    ],
-)
-def test_what_depends_on_a_change_is_measured_anew(measured, monkeypatch, words, changed, anew):
-    """And nothing else. The change is a setting, another model, or something done to a file."""
-    with monkeypatch.context() as patch:
-        patch.setattr("selattn.utils.records.write_record", interrupt)
-        assert main(words) == 130
-    begin(measured)
-    if callable(changed):
-        changed()
-    elif isinstance(changed, str):
-        words = ["eval", changed, *words[2:]]
-    else:
-        words = [*words, *changed]
-    assert main(words) == 0
-    assert kinds(measured) == anew
 
 
 def test_two_processes_agree_on_what_is_known(measured):

@@ -6,7 +6,7 @@ import pytest
 
 from selattn.errors import SelattnError
 from selattn.evaluation import Team, log_perplexity, make_batches
-from selattn.evaluation.curve import Curve, Point, Reached, at_losses, halves, measure, nearest, size_at
+from selattn.evaluation.curve import AtLoss, Curve, Point, Reached, at_losses, halves, measure, nearest, size_at
 from selattn.eviction import Budgets
 from selattn.models.loading import load
 from tests.evaluation.folders import model_folder
@@ -25,7 +25,6 @@ def test_the_size_at_a_loss():
     assert size_at(curve, 1.9) is None  # not even with everything
     assert size_at(curve, 9.0) == Reached(4, at_most=True)  # also with the smallest
     assert size_at(curve[:1], 3.0) == Reached(4, at_most=True)
-    assert Reached(4, at_most=True).to_json(64) == {"kv_size": 4, "memory_factor": 16, "at_least": True}
 
 
 def test_rounding_is_no_loss():
@@ -62,16 +61,20 @@ def test_measures_every_text():
         losses = measure(net, texts, budgets, "tova", Team())
         assert losses == {name: log_perplexity(net, batches, budgets, "tova") for name, batches in texts.items()}
         point = Point.make(net.description, 24, budgets, "tova", losses)
-        assert (point.size.mean, point.budgets, point.losses) == (size, budgets and budgets.tokens, losses)
+        assert (point.kv_size, point.budgets, point.loss) == (size, budgets and budgets.tokens, losses)
+        assert point.memory_factor == 24 / size
 
 
 def test_a_record_tells_where_its_curve_reaches_a_loss():
     """The same as of the points themselves, for each text."""
     texts = {"a": points(k64=2.0, k16=2.2, k4=3.0), "b": points(k64=2.5, k16=2.6, k4=2.7)}
     record = [
-        {"kv_size": size, "loss": {"a": a, "b": b}} for (size, a), (_, b) in zip(texts["a"], texts["b"], strict=True)
+        Point(size, 64 / size, (size,), (size,), (size,), {"a": a, "b": b})
+        for (size, a), (_, b) in zip(texts["a"], texts["b"], strict=True)
     ]
-    assert at_losses(record, {"a": 2.4, "b": 2.4}, 64) == {"a": size_at(texts["a"], 2.4).to_json(64), "b": None}
+    size = size_at(texts["a"], 2.4).size
+    assert at_losses(record, {"a": 2.4, "b": 2.4}, 64) == {"a": AtLoss(size, 64 / size, False), "b": None}
+    assert at_losses(record, {"b": 9.0}, 64) == {"b": AtLoss(4, 16, True)}
     assert at_losses(record, {}, 64) == {}
 
 

@@ -1,5 +1,7 @@
 """Parts of an evaluation: what was measured is not measured again, wherever the process was stopped."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ KEYS = st.fixed_dictionaries({"model": st.sampled_from("ab"), "budgets": st.none
 
 def keep(record, keys, measure=lambda: 0.1):
     with open_parts(record, Team()) as opened:
-        return [opened.get(key, measure) for key in keys]
+        return [opened.get(key, Any, measure) for key in keys]
 
 
 def file_of(record):
@@ -70,7 +72,7 @@ def test_nothing_is_left_behind(tmp_path):
         assert file_of(record).exists()
     assert list(tmp_path.iterdir()) == []
     with open_parts(record, Team()) as opened:
-        opened.get({"a": 1}, lambda: 1)
+        opened.get({"a": 1}, int, lambda: 1)
         opened.remove()
     assert list(tmp_path.iterdir()) == []
     assert keep(None, [{"a": 1}]) == [0.1]
@@ -87,7 +89,7 @@ def test_who_has_ended_does_not_touch_the_file_of_the_next(tmp_path):
     """One has written its record and is on its way out, a second measures, a third comes, which must not be let in."""
     record = tmp_path / "record.json"
     with open_parts(record, Team()) as first:
-        first.get({"a": 1}, lambda: 1)
+        first.get({"a": 1}, int, lambda: 1)
         first.remove()
         with pytest.raises(SelattnError, match="another process is measuring for"):
             keep(record, [])
@@ -95,6 +97,14 @@ def test_who_has_ended_does_not_touch_the_file_of_the_next(tmp_path):
         assert file_of(record).exists()
         with pytest.raises(SelattnError, match="another process is measuring for"):
             keep(record, [])
-        assert second.get({"a": 2}, lambda: 2) == 2
+        assert second.get({"a": 2}, int, lambda: 2) == 2
     assert keep(record, [{"a": 2}]) == [2]
     assert sorted(path.name for path in tmp_path.iterdir()) == [file_of(record).name]
+
+
+def test_a_value_of_another_kind_is_measured_anew(tmp_path):
+    record = tmp_path / "record.json"
+    keep(record, [{"a": 1}], lambda: "a text")
+    with open_parts(record, Team()) as opened:
+        assert opened.get({"a": 1}, float, lambda: 0.5) == 0.5
+        assert opened.get({"a": 1}, float, lambda: 0.25) == 0.25

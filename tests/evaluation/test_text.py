@@ -11,7 +11,7 @@ from selattn.errors import SelattnError
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until
-from selattn.pruning.job import Job, _sets
+from selattn.pruning.job import Job, make_sets
 from tests.data.bytes_tokenizer import BytesTokenizer
 from tests.evaluation.folders import model_folder
 
@@ -122,7 +122,7 @@ def test_a_search_and_its_report_share_no_token_in_any_layout(tmp_path, layouts,
             for word in tokenizer.decode([i for i in row if i > 3]).split()
             if word in words
         }
-        for batches in _sets(job, rows, tokenizer)
+        for batches in make_sets(job, rows, tokenizer)
     )
     assert len(searched) > 20
     assert len(searched & reported) <= 2 * 6  # a packed row may begin or end in the middle of a word

@@ -13,7 +13,7 @@ from selattn.evaluation import text as evaluate_text
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until, job
-from selattn.pruning.job import Job, _sets
+from selattn.pruning.job import Job, make_sets
 from tests.evaluation.folders import model_folder, text_file
 
 CONTEXT, ROWS = 32, 6
@@ -34,7 +34,7 @@ def test_no_row_is_searched_and_reported(tmp_path, named):
     made = Job("model", Path("out"), text, ROWS, Until(), Procedure(CONTEXT, 4), report=report, report_rows=5)
     tokenizer = load(tmp_path / "model").tokenizer
     rows = text.rows(tokenizer, CONTEXT)
-    searched, reported = _sets(made, rows, tokenizer)
+    searched, reported = make_sets(made, rows, tokenizer)
     assert not ids(searched) & ids(reported)
     assert sum(len(batch.input_ids) for batch in reported) == 5
 
@@ -46,7 +46,7 @@ def test_another_text_is_reported_from_its_beginning(tmp_path):
     text, other = (Text(str(tmp_path / name), reading=Reading(validation=0.8)) for name in ("text.txt", "other.txt"))
     made = Job("model", Path("out"), text, ROWS, Until(), Procedure(CONTEXT, 4), report=other, report_rows=5)
     tokenizer = load(tmp_path / "model").tokenizer
-    _, reported = _sets(made, text.rows(tokenizer, CONTEXT), tokenizer)
+    _, reported = make_sets(made, text.rows(tokenizer, CONTEXT), tokenizer)
     found = torch.cat([batch.input_ids for batch in reported])
     want = torch.stack([row["input_ids"] for row in other.rows(tokenizer, CONTEXT).take(5)])
     assert {*map(tuple, found.tolist())} == {tuple(row[: found.shape[1]].tolist()) for row in want}
@@ -69,5 +69,5 @@ def test_progress_is_shown_while_text_is_tokenized(tmp_path, monkeypatch, leads)
     )
     monkeypatch.setattr(job, "claimed", None)  # the texts have been read by then
     with pytest.raises(TypeError):
-        job.prune(dataclasses.replace(made, report_rows=5), Team())
+        job.carry_out(dataclasses.replace(made, report_rows=5), Team())
     assert asked == [leads, leads]

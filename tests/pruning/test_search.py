@@ -139,7 +139,7 @@ def test_lazy_forgets_its_bounds_when_layers_give_less():
 def test_lazy_evaluates_less():
     exact, lazy = path(model(), step=2), path(model(), lazy=True, step=2)
     assert sum(len(step.tried) for step in lazy) < sum(len(step.tried) for step in exact)
-    assert lazy[-1].work["layer_evaluations"] < exact[-1].work["layer_evaluations"]
+    assert lazy[-1].work.layer_evaluations < exact[-1].work.layer_evaluations
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def checkout(tmp_path):
     (package / "utils").mkdir(parents=True)
     (package / "__init__.py").touch()
     (package / "utils" / "__init__.py").touch()
-    for name in ("utils/records.py", "utils/files.py", "errors.py"):
+    for name in ("utils/records.py", "utils/files.py", "utils/typed.py", "errors.py"):
         shutil.copy(PACKAGE / name, package / name)
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", ".")

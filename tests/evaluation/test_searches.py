@@ -6,13 +6,13 @@ from dataclasses import asdict
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.pruning.path import PATH, Step, read_path
+from selattn.evaluation.searches import PATH, Step, Work, read_path
 
-STEP = Step(0, None, (8, 8), 2.5, 1.0, {}, {"layer_evaluations": 2, "seconds": 0})
+STEP = Step(0, None, (8, 8), 2.5, 1.0, {}, Work(2.0, 0.0))
 
 
 def test_what_was_written_is_read(tmp_path):
-    second = Step(1, 1, (8, 6), 2.75, 16 / 14, {0: 3.0, 1: 2.75}, {"layer_evaluations": 5, "seconds": 1.5})
+    second = Step(1, 1, (8, 6), 2.75, 16 / 14, {0: 3.0, 1: 2.75}, Work(5.0, 1.5))
     (tmp_path / PATH).write_text("".join(json.dumps(asdict(step)) + "\n" for step in (STEP, second)))
     found = read_path(tmp_path)
     assert found == [STEP, second]

@@ -1,0 +1,123 @@
+"""The tables of `selattn eval` and `selattn seeds`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selattn.evaluation.curve import AtLoss, Point
+    from selattn.evaluation.results import Comparison, Evaluated, MeasuredCurve, Tradeoff
+    from selattn.report.seeds import MergedSearches, MergedTradeoff, SeedsCurve, SeedsPoint, SeedsReached
+
+
+def show_files(record: Path | None, figure: Path | None, console: Console) -> None:
+    """Where they are, of those that were written."""
+    for what, file in (("recorded", record), ("drawn", figure)):
+        if file:
+            console.print(f"{what} in {file}", soft_wrap=True)
+
+
+def show_comparison(found: Comparison, console: Console) -> None:
+    """Tables with a line for each model."""
+    from rich.table import Table
+
+    first = found.models[0]
+    table = Table(title="models", title_justify="left")
+    table.add_column("model", overflow="fold")
+    for heading in (*first.text, "KV factor"):
+        table.add_column(heading, justify="right")
+    if first.decoding is not None:
+        for heading in ("cache bytes", "of a whole one", "tokens/s"):
+            table.add_column(heading, justify="right")
+    for one in found.models:
+        cells = [f"{text.loss:.4f}" for text in one.text.values()]
+        cells.append(f"{one.kv.memory_factor:.2f}")
+        if one.decoding is not None:
+            low, high = one.decoding.quartiles
+            cells += [f"{one.decoding.cache_bytes:,}", f"{one.decoding.full_bytes:,}"]
+            cells.append(f"{one.decoding.tokens_per_second:.1f} ({low:.1f} to {high:.1f})")
+        table.add_row(one.model, *cells)
+    console.print(table)
+    if first.tasks:
+        show_tasks(found.models, console)
+
+
+def show_tasks(models: Sequence[Evaluated], console: Console) -> None:
+    """A section for each task, with a line for each model."""
+    from rich.table import Table
+
+    table = Table(title="multiple choice, % right ± standard error", title_justify="left")
+    table.add_column("task (questions)")
+    table.add_column("model", overflow="fold")
+    for heading in ("accuracy", "normalised"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for name in models[0].tasks:
+        table.add_section()
+        for number, one in enumerate(models):
+            task = one.tasks[name]
+            label = "" if number else f"{name} ({task.questions:,})"
+            cells = (percent(task.acc, task.acc_stderr), percent(task.acc_norm, task.acc_norm_stderr))
+            table.add_row(label, one.model, *cells)
+    console.print(table)
+
+
+def percent(share: float, error: float | None) -> str:
+    """With its standard error; a single question has none."""
+    return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+
+
+def show_curves(found: Tradeoff | MergedTradeoff, console: Console) -> None:
+    """Where each curve reaches the baseline's loss."""
+    from rich.table import Table
+
+    for text in found.texts:
+        table = Table("curve", title=text, title_justify="left")
+        for heading in ("largest: loss", "smallest: loss", "memory factor at the baseline's loss"):
+            table.add_column(heading, justify="right")
+        curves: Sequence[MeasuredCurve | SeedsCurve] = found.curves
+        for curve in curves:
+            points: list[Point | SeedsPoint] = sorted(curve.points, key=lambda point: -point.kv_size)
+            ends = [f"{point.kv_size:g}: {point.loss[text]:.4f}" for point in (points[0], points[-1])]
+            table.add_row(curve.name, *ends, factor(curve.at_the_baselines_loss.get(text)))
+        console.print(table)
+        if found.baseline is not None:
+            console.print(f"baseline {found.baseline.name}: {found.baseline.loss[text]:.4f}", soft_wrap=True)
+
+
+def factor(reached: AtLoss | SeedsReached | None) -> str:
+    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound.
+
+    Of several seeds the mean, and from where to where they reach.
+    """
+    if reached is None:
+        return "-"
+    each = getattr(reached, "memory_factors", ())
+    if reached.memory_factor is None:
+        return " / ".join("-" if one is None else f"{one:.2f}" for one in each)
+    spread = f" ({min(each):.2f} to {max(each):.2f})" if each else ""
+    return f"{'≥ ' if reached.at_least else ''}{reached.memory_factor:.2f}{spread}"
+
+
+def show_searches(found: MergedSearches, console: Console) -> None:
+    """A line for each seed, and the mean."""
+    from rich.table import Table
+
+    paths = [Path(row.record) for row in found.searches]
+    names = [path.stem for path in paths]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in paths]
+    table = Table("", "budgets")
+    table.columns[0].overflow = "fold"
+    for heading in ("memory factor", *found.report):
+        table.add_column(heading, justify="right")
+    for name, row in zip(names, found.searches, strict=True):
+        bound = "≥ " if row.at_floor and row.search_limit is not None else ""
+        losses = [f"{loss:.4f}" for loss in row.report.values()]
+        table.add_row(name, " ".join(map(str, row.budgets)), f"{bound}{row.memory_factor:.2f}", *losses)
+    table.add_section()
+    table.add_row("mean", "", f"{found.memory_factor:.2f}", *(f"{loss:.4f}" for loss in found.report.values()))
+    console.print(table)

@@ -1,0 +1,263 @@
+"""The trade-off between loss and KV size, for several models and policies on the same rows, in one record.
+
+found = tradeoff(["selective=zoo:memory@runs/prune/memory", "H2O=zoo:standard@sizes:h2o"], "embedded",
+                 baseline="zoo:standard", rows=32)
+found.curves[0].at_the_baselines_loss["embedded"].memory_factor
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from selattn.errors import SelattnError
+from selattn.evaluation.batches import Batch, make_batches
+from selattn.evaluation.curve import Curve, Point, at_losses, halves, measure, nearest
+from selattn.evaluation.parts import Key, Parts, kept_parts, write_whole
+from selattn.evaluation.results import Baseline, CurveModel, MeasuredCurve, Origin, TextSize, Tradeoff
+from selattn.evaluation.searches import Skip, read_path, read_settings, skip_name, skipped
+from selattn.evaluation.subjects import check_context
+from selattn.evaluation.text import Data, Text, named_texts, text_key
+from selattn.eviction import Budgets
+from selattn.models.loading import Loaded
+from selattn.utils.distributed import Team
+from selattn.utils.progress import Progress, counting, nothing
+from selattn.utils.records import Provenance, as_body, read_record
+
+
+@dataclass(frozen=True)
+class Line:
+    """The points of a curve, or the one of the baseline, that are to be measured.
+
+    Attributes:
+        curve: what it is called, and its model.
+        choices: the budgets of each point.
+        policy: who leaves.
+        keys: what the losses of each point depend on.
+    """
+
+    curve: Curve
+    choices: list[Budgets | None]
+    policy: str | None
+    keys: list[Key]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured; no weights are loaded yet.
+
+    Attributes:
+        context: N.
+        texts: the rows that all curves are measured on.
+        lines: the baseline's if there is one, then those of the curves.
+    """
+
+    context: int
+    texts: dict[str, list[Batch]]
+    lines: list[Line]
+
+    @property
+    def keys(self) -> list[Key]:
+        """Of all points."""
+        return [key for line in self.lines for key in line.keys]
+
+
+def measure_tradeoff(
+    curves: Sequence[str | Curve],
+    data: Data,
+    *,
+    baseline: str | Curve | None = None,
+    sizes: Sequence[int] = (),
+    extend: str | Path | None = None,
+    rows: int | None = None,
+    skip: Skip = 0,
+    context: int | None = None,
+    batch: int = 8,
+    seed: int = 0,
+    record: str | Path | None = None,
+    progress: Progress = nothing,
+    team: Team | None = None,
+) -> Tradeoff:
+    """Measure every curve on the same rows, and read off where it reaches the baseline's loss.
+
+    Args:
+        curves: MODEL@SEARCH along a search, MODEL@sizes:POLICY for equal budgets, MODEL as it is; NAME=... in front
+            gives a name. Those of one name are one curve.
+        data: texts: sources as `selattn.data.documents` takes them, or `Text` objects, one, several, or by name.
+        baseline: the model whose loss the curves are to reach.
+        sizes: of the points; by default the context, and halves of it down to 2.
+        extend: a record of the same rows, whose curves and baseline these join.
+        rows: of each text; None for all.
+        skip: leave out what a search has seen: one on so many rows, or the one in a folder.
+        context: N; None for the context size of the first model.
+        batch: rows at a time.
+        seed: for the record.
+        record: where the record goes; meanwhile the points that are done lie beside it.
+        progress: is told how many rows are done.
+        team: the processes that share the work; None for those that torchrun has started.
+    """
+    parsed = [Curve.parse(each) if isinstance(each, str) else each for each in curves]
+    base = Curve.parse(baseline) if isinstance(baseline, str) else baseline
+    before = None if extend is None else read_curves(Path(extend), parsed, base)
+    with contextlib.ExitStack() as stack:
+        if team is None:
+            team = stack.enter_context(contextlib.closing(Team()))
+        plan = make_plan(
+            parsed, base, named_texts(data), sizes, rows, skip, context, batch, team.leads and progress is not nothing
+        )
+        texts = {name: _size(batches) for name, batches in plan.texts.items()}
+        frame = Tradeoff(plan.context, texts, skip_name(skip), None, ())
+        if before is not None:
+            _check_frame(frame, before[1], str(extend))
+        path = None if record is None else Path(record)
+        parts = stack.enter_context(kept_parts(path, plan.keys, team, progress))
+        shared = sum(len(batch.input_ids) for batches in plan.texts.values() for batch in team.share(batches))
+        tick = counting(progress, "measuring", shared * (len(plan.keys) - parts.known(plan.keys)))
+        measured = [(line.curve, _measure(line, plan, team, parts, tick)) for line in plan.lines]
+        found = _collect(frame, measured, base is not None, before)
+        if path is not None and team.leads:
+            write_whole(path, found, seed)
+            parts.remove()
+    return found
+
+
+def make_plan(
+    curves: Sequence[Curve],
+    baseline: Curve | None,
+    texts: Mapping[str, Text],
+    sizes: Sequence[int] = (),
+    rows: int | None = None,
+    skip: Skip = 0,
+    context: int | None = None,
+    batch: int = 8,
+    progress: bool = False,
+) -> Plan:
+    """Which points there are, and what each depends on; texts are tokenized if need be. See `measure_tradeoff`."""
+    if baseline is not None and (baseline.sizes or baseline.search):
+        raise SelattnError(f"the baseline is a model as it is, not {baseline.name}: give MODEL or NAME=MODEL")
+    everybody = (*filter(None, [baseline]), *curves)
+    _check_vocabularies([curve.loaded for curve in everybody])
+    context = context or curves[0].loaded.description.context
+    for curve in everybody:
+        check_context(curve.model, curve.loaded.description, context)
+    if sizes and max(sizes) > context:
+        raise SelattnError(f"--sizes has {max(sizes)}, more than the context of {context} tokens: leave it out")
+    if sizes and not any(curve.sizes or curve.search for curve in curves):
+        raise SelattnError(
+            "--sizes would change nothing: no curve has several points: write MODEL@SEARCH or MODEL@sizes:POLICY"
+        )
+    ordered = sorted(set(sizes or halves(context)), reverse=True)
+    points = [(curve, *_points(curve, ordered, context)) for curve in everybody]
+    tokenizer, left_out = curves[0].loaded.tokenizer, skipped(skip)
+    cut = {name: text.rows(tokenizer, context, progress=progress) for name, text in texts.items()}
+    around = {
+        "texts": {name: text_key(text, cut[name], rows, left_out) for name, text in texts.items()},
+        "context": context,
+        "rows": rows,
+        "skip": skip_name(skip),
+        "batch": batch,
+    }
+    lines = [
+        Line(curve, choices, policy, [_key(curve, each, policy, around) for each in choices])
+        for curve, choices, policy in points
+    ]
+    return Plan(context, {name: make_batches(each.take(rows, left_out), batch) for name, each in cut.items()}, lines)
+
+
+def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> tuple[Provenance, Tradeoff]:
+    """A record to which these are to be added."""
+    found = read_record(file)
+    if "records" in found:
+        raise SelattnError(f"{file} is of several seeds: give the record of one of them")
+    before = as_body(found, Tradeoff, file)
+    if baseline is not None:
+        raise SelattnError(f"{file} says what the baseline is: leave --baseline out")
+    for name in {curve.name for curve in curves} & {curve.name for curve in before.curves}:
+        raise SelattnError(f"{file} has a curve {name!r} already: give this one another name, NAME=MODEL")
+    return as_body(found, Provenance, file), before
+
+
+def _check_vocabularies(models: Sequence[Loaded]) -> None:
+    """Losses can be compared only over the same tokens."""
+    if len({model.tokenizer.fingerprint for model in models}) > 1:
+        raise SelattnError("these models have different vocabularies: their losses cannot be compared")
+
+
+def _check_frame(frame: Tradeoff, before: Tradeoff, file: str) -> None:
+    for what in ("context", "texts", "skip"):
+        there, here = getattr(before, what), getattr(frame, what)
+        if there != here:
+            raise SelattnError(f"{file} was measured with the {what} {there}, this would be {here}")
+
+
+def _points(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budgets | None], str | None]:
+    """The budgets of a curve's points, and the policy."""
+    if curve.search is not None:
+        settings, path = read_settings(curve.search), read_path(curve.search)
+        if not path:
+            raise SelattnError(f"nothing has been searched in {curve.search} yet: go on with that search")
+        if settings.context != context:
+            raise SelattnError(f"{curve.search} was searched at a context of {settings.context}, not {context}")
+        return [Budgets(budgets) for budgets in nearest([step.budgets for step in path], sizes)], settings.policy
+    if curve.sizes:
+        return [Budgets(size) for size in sizes], curve.policy
+    return [None], None
+
+
+def _key(curve: Curve, budgets: Budgets | None, policy: str | None, around: Key) -> Key:
+    """What the losses of a point depend on."""
+    given = budgets and budgets.to_json()
+    return {"part": "point", "budgets": given, "policy": policy, "fingerprint": curve.loaded.fingerprint, **around}
+
+
+def _measure(line: Line, plan: Plan, team: Team, parts: Parts, tick: Callable[[int], None]) -> list[Point]:
+    """The points of a curve; its model is loaded only if one of them is left to measure."""
+    loaded = line.curve.loaded
+
+    def losses(budgets: Budgets | None) -> dict[str, float]:
+        return measure(loaded.model, plan.texts, budgets, line.policy, team, tick)
+
+    found = [
+        parts.get(key, dict[str, float], functools.partial(losses, k))
+        for k, key in zip(line.choices, line.keys, strict=True)
+    ]
+    return [
+        Point.make(loaded.description, plan.context, k, line.policy, each)
+        for k, each in zip(line.choices, found, strict=True)
+    ]
+
+
+def _collect(
+    frame: Tradeoff,
+    measured: Sequence[tuple[Curve, list[Point]]],
+    based: bool,
+    before: tuple[Provenance, Tradeoff] | None,
+) -> Tradeoff:
+    """The record, with where the curves reach the baseline's losses."""
+    base = None if before is None else before[1].baseline
+    if based:
+        (curve, (point,)), *measured = measured
+        base = Baseline.of(point, curve.name, curve.model, curve.loaded.training_seed)
+    losses = {} if base is None else base.loss
+    curves = [] if before is None else [*before[1].curves]
+    for name in dict.fromkeys(curve.name for curve, _ in measured):
+        same = [(curve, points) for curve, points in measured if curve.name == name]
+        of = tuple(_model(curve) for curve, _ in same)
+        points = tuple(point for _, points in same for point in points)
+        curves.append(MeasuredCurve(name, of, points, at_losses(points, losses, frame.context)))
+    origin = None if before is None else Origin(before[0].command, before[0].date, before[0].machine)
+    return replace(frame, baseline=base, curves=tuple(curves), extends=origin)
+
+
+def _model(curve: Curve) -> CurveModel:
+    search = None if curve.search is None else str(curve.search)
+    policy = curve.policy if curve.search is None else read_settings(curve.search).policy
+    return CurveModel(curve.model, curve.loaded.training_seed, policy, search)
+
+
+def _size(batches: Sequence[Batch]) -> TextSize:
+    """How much text that is."""
+    return TextSize(sum(len(batch.input_ids) for batch in batches), sum(batch.tokens for batch in batches))
