@@ -25,12 +25,13 @@ from peers import Layer, layers, literal
 from rich.console import Console
 from rich.table import Table
 
-from selattn.cli import _bench
-from selattn.cli._bench import RIVAL, Shape
 from selattn.cli.bench import draw
+from selattn.evaluation import speed
+from selattn.evaluation.speed import RIVAL, Shape
 from selattn.ops import backends
 from selattn.utils import records
 from selattn.utils.timing import medians, seconds
+from selattn.utils.typed import to_json
 
 PARTS = ("nothing", "random", "peers", "threads", "memory")
 SHAPE = Shape()
@@ -41,28 +42,27 @@ def available() -> list[str]:
     return [name for name, missing in backends().items() if missing is None]
 
 
-def speed(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[dict[str, Any]]:
+def times(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[dict[str, Any]]:
     """All backends at some lengths."""
     rows = []
     for n in lengths:
-        tensors = _bench.inputs(n, SHAPE, forgets, args.seed)
+        tensors = speed.inputs(n, SHAPE, forgets, args.seed)
         names = [name for name in available() if name != "reference" or n <= args.reference_up_to]
-        share = _bench.living_share(tensors)
-        rows += [{**row, "living": share} for row in _bench.measure(tensors, names, args.repeats)]
-        draw([row for row in rows if row["n"] == n], Console())
-    return rows
+        rows += speed.measure(tensors, names, args.repeats)
+        draw([row for row in rows if row.n == n], Console())
+    return to_json(rows)
 
 
 def peers(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Operator against pseudo-code where nothing is forgotten, and layer against layer; forward and backward."""
-    tensors = _bench.inputs(n, SHAPE, False, args.seed)
+    tensors = speed.inputs(n, SHAPE, False, args.seed)
     made: dict[str, Layer] = layers(SHAPE.heads, SHAPE.dim, args.seed)
     x = torch.randn(1, n, SHAPE.heads * SHAPE.dim)
     ours, theirs = (made[name](x) for name in ("selattn", "x-transformers"))
     if not (ours - theirs).abs().max() < 1e-4:
         sys.exit("the two layers differ: no times are printed for wrong results")
     rivals = {
-        "operator: selattn": lambda: _bench.run("cpu", tensors, True),
+        "operator: selattn": lambda: speed.run("cpu", tensors, True),
         "operator: the paper's pseudo-code": lambda: literal(tensors),
         "layer: selattn": lambda: made["selattn"](x).sum().backward(),
         "layer: x-transformers": lambda: made["x-transformers"](x).sum().backward(),
@@ -91,14 +91,14 @@ def threads(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
     A neighbour on the machine makes a call slower and never faster: beside the medians stand the fastest calls.
     """
-    tensors = _bench.inputs(n, SHAPE, False, args.seed)
+    tensors = speed.inputs(n, SHAPE, False, args.seed)
     rows = []
     table = Table("", "flash", "cpu", "cpu / flash", "fastest", title=f"what the second thread gains, N = {n:,}")
     for backward in (False, True):
 
         def call(name: str, count: int, backward=backward) -> None:
             torch.set_num_threads(count)
-            _bench.run(name, tensors, backward)
+            speed.run(name, tensors, backward)
 
         pairs = [(name, count) for count in (1, 2) for name in (RIVAL, "cpu")]
         times = seconds({pair: partial(call, *pair) for pair in pairs}, args.repeats_threads)
@@ -129,9 +129,9 @@ def memory(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 def one_call(name: str, n: int, seed: int) -> None:
     """Print the peak of a call: what `memory` starts. A small call first, which loads and starts what there is."""
-    _bench.run(name, _bench.inputs(128, SHAPE, False, seed), True)
+    speed.run(name, speed.inputs(128, SHAPE, False, seed), True)
     before = peak_rss()
-    _bench.run(name, _bench.inputs(n, SHAPE, False, seed), True)
+    speed.run(name, speed.inputs(n, SHAPE, False, seed), True)
     print(peak_rss() - before)
 
 
@@ -162,12 +162,12 @@ def main() -> None:
         parser.error(f"unknown part {unknown.pop()!r}: choose from {', '.join(PARTS)}")
     for forgets in (False, True):
         for name in available():
-            _bench.check(name, _bench.inputs(_bench.CHECK_LENGTH, SHAPE, forgets, args.seed))
+            speed.check(name, speed.inputs(speed.CHECK_LENGTH, SHAPE, forgets, args.seed))
     found: dict[str, Any] = {"shape": {**SHAPE._asdict(), "dtype": "float32"}, "repeats": args.repeats}
     for part in args.parts or PARTS:
         print(f"\n{part}")
         if part in ("nothing", "random"):
-            found[part] = speed(args.n, part == "random", args)
+            found[part] = times(args.n, part == "random", args)
         elif part == "peers":
             found[part] = peers(2048, args)
         elif part == "threads":

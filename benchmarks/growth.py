@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from selattn.cli import _bench
-from selattn.cli._bench import RIVAL, Shape
+from selattn.evaluation import speed
+from selattn.evaluation.speed import RIVAL, Shape
 from selattn.utils import records
 
 SHORT, LONG = 4096, 16_384
@@ -34,7 +34,7 @@ def one_round(inputs: dict[int, Any], backward: bool, names: tuple[str, ...]) ->
         for _ in range(times):
             for name in names:
                 began = time.perf_counter()
-                _bench.run(name, inputs[n], backward)
+                speed.run(name, inputs[n], backward)
                 found[name, n] += time.perf_counter() - began
     return found
 
@@ -67,8 +67,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.rounds < 2:
         parser.error("--rounds must be at least 2: one round alone has no interval")
-    _bench.check("cpu", _bench.inputs(_bench.CHECK_LENGTH, Shape(), False, args.seed))
-    inputs = {n: _bench.inputs(n, Shape(), False, args.seed) for n in (SHORT, LONG)}
+    speed.check("cpu", speed.inputs(speed.CHECK_LENGTH, Shape(), False, args.seed))
+    inputs = {n: speed.inputs(n, Shape(), False, args.seed) for n in (SHORT, LONG)}
     found: dict[str, Any] = {"shape": {**Shape()._asdict(), "dtype": "float32"}, "short": SHORT, "long": LONG}
     columns = ("flash", "cpu", "ratio", "95%", f"{SHORT:,}", f"{LONG:,}")
     table = Table("", *columns, title=f"time at {LONG:,} tokens over time at {SHORT:,}")

@@ -17,10 +17,10 @@ from rich.table import Table
 from torch import Tensor
 
 from selattn import SelectiveForCausalLM
-from selattn.cli import _bench
-from selattn.cli._bench import RIVAL
 from selattn.data import Tokenizer, read_tokenizer
 from selattn.data.text import documents
+from selattn.evaluation import speed
+from selattn.evaluation.speed import RIVAL
 from selattn.models.loading import find_folder
 from selattn.ops import AuxRequest, selective_attention
 from selattn.ops.backends import dispatch
@@ -69,7 +69,7 @@ def measure(layers: list[tuple[Tensor, ...]], repeats: int) -> list[dict[str, ob
 
             def all_of(backend: str, some=some, backward=backward) -> None:
                 for tensors in some:
-                    _bench.run(backend, tensors, backward)
+                    speed.run(backend, tensors, backward)
 
             seconds = medians({backend: lambda b=backend: all_of(b) for backend in (RIVAL, "cpu")}, repeats)
             row |= {f"{name}_ratio": seconds["cpu"] / seconds[RIVAL], f"{name}_ms": 1e3 * seconds["cpu"]}
@@ -92,7 +92,7 @@ def main() -> None:
     n = args.n or model.config.max_position_embeddings
     layers = captured(model, document(read_tokenizer(path), args.source, n), args.seed)
     for tensors in layers:
-        _bench.check("cpu", tensors)
+        speed.check("cpu", tensors)
     rows = measure(layers, args.repeats)
     heads = layers[0][0].shape[1]
     title = f"{args.model}, N = {n:,}, {heads} heads of {layers[0][0].shape[3]}: time as a multiple of flash attention"

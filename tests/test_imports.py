@@ -1,5 +1,7 @@
 """Imports point one way between the folders, and what is slow to load is loaded late."""
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -42,6 +44,32 @@ def test_import_selattn_is_light():
     assert not loaded_by("import selattn") & {"torch", "numpy", "transformers", "rich"}
 
 
+def imported(file):
+    """The modules and names that a file imports, dotted."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_nothing_private_is_imported_from_another_folder():
+    """Of a module `selattn.room._name`, or of a name `_name` in one, only its own folder knows, and its tests."""
+    found = []
+    for file in (path for part in ("selattn", "tests", "tools", "benchmarks") for path in (ROOT / part).rglob("*.py")):
+        *folder, _ = file.relative_to(ROOT).parts
+        room = ["selattn", *folder[1:]] if folder[:1] == ["tests"] else folder
+        for name in imported(file):
+            parts = name.split(".")
+            private = next((i for i, part in enumerate(parts) if part.startswith("_") and part != "__version__"), None)
+            if parts[0] != "selattn" or private is None:
+                continue
+            home = parts[:private] if ROOT.joinpath(*parts[:private]).is_dir() else parts[: private - 1]
+            if room[: len(home)] != home:
+                found.append(f"{file.relative_to(ROOT)}: {name}")
+    assert found == []
+
+
 def test_ops_need_torch_only():
     loaded = loaded_by("import selattn.ops")
     assert "torch" in loaded
@@ -50,15 +78,32 @@ def test_ops_need_torch_only():
 
 def test_public_names_are_those_of_their_rooms():
     import selattn.cache
+    import selattn.evaluation
     import selattn.eviction
     import selattn.models
     import selattn.ops
+    import selattn.pruning
+    import selattn.training
 
     homes = (selattn.ops, selattn.eviction, selattn.cache, selattn.models)
+    homes += (selattn.evaluation, selattn.pruning, selattn.training)
     assert set(selattn.__all__) <= set(dir(selattn))
     for name in set(selattn.__all__) - {"__version__", "explore", "plot", "trace"}:  # tests/report has these
         home = next(home for home in homes if hasattr(home, name))
         assert getattr(selattn, name) is getattr(home, name)
+
+
+def test_no_room_has_the_name_of_a_public_function():
+    """As soon as anything imported such a package, it would take the function's place."""
+    rooms = {path.stem for path in Path(selattn.__file__).parent.iterdir()}
+    assert rooms.isdisjoint(selattn.__all__)
+
+
+@pytest.mark.parametrize("room", ["evaluation", "pruning"])
+def test_no_module_has_the_name_of_a_function_of_its_room(room):
+    found = importlib.import_module(f"selattn.{room}")
+    modules = {path.stem for path in Path(found.__file__).parent.glob("*.py")}
+    assert modules.isdisjoint(found.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error():

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from selattn.cli import _options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
     from rich.text import Text
 
+    from selattn.evaluation.speed import Timing
+
 DTYPES = ("float32", "float64", "bfloat16")
-REFERENCE_LIMIT = 2048  # the reference's N x N matrices get slow, and large
 WIDTH = 14  # characters of the longest bar
 
 
@@ -38,57 +41,40 @@ def run(args: argparse.Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from selattn.cli import _bench
-    from selattn.ops import backends
-    from selattn.utils import native, records
-    from selattn.utils.progress import ProgressLine
+    from selattn.evaluation.speed import Shape, bench
+    from selattn.utils.progress import ProgressLines
+    from selattn.utils.records import check_output, write_record
 
-    records.check_output(args.out)
-    console = Console(highlight=False)
-    shape = _bench.Shape(args.batch, args.heads, args.dim, getattr(torch, args.dtype))
-    _bench.check_memory(args.n, shape, REFERENCE_LIMIT)
-    names = [name for name, missing in backends().items() if missing is None]
-    rows: list[dict[str, Any]] = []
-    forgets = not args.nothing_forgotten
-    with ProgressLine("checking", len(names) + len(args.n)) as line:
-        for name in names:
-            _bench.check(name, _bench.inputs(_bench.CHECK_LENGTH, shape, forgets, args.seed))
-            line.advance()
-        for n in args.n:
-            line.update(title=f"N = {n:,}")
-            tensors = _bench.inputs(n, shape, forgets, args.seed)
-            some = [name for name in names if name != "reference" or n <= REFERENCE_LIMIT]
-            share = _bench.living_share(tensors)
-            rows += [{**row, "living": share} for row in _bench.measure(tensors, some, args.repeats)]
-            line.advance()
+    check_output(args.out)
+    shape = Shape(args.batch, args.heads, args.dim, getattr(torch, args.dtype))
+    how = {"forgets": not args.nothing_forgotten, "repeats": args.repeats, "seed": args.seed}
+    found, console = bench(args.n, shape, **how, progress=ProgressLines()), Console(highlight=False)
     for n in args.n:
-        draw([row for row in rows if row["n"] == n], console)
-    target = native.target()
+        draw([row for row in found.rows if row.n == n], console)
     console.print(
         f"[dim]{args.batch} x {args.heads} heads of {args.dim}, {args.dtype}, {torch.get_num_threads()} threads, "
-        f"compiled library: {target or 'not built'}[/]"
+        f"compiled library: {found.target or 'not built'}[/]"
     )
     if args.out is not None:
-        data = {"shape": {**shape._asdict(), "dtype": args.dtype}, "forgets": forgets, "target": target, "rows": rows}
-        console.print(f"[dim]recorded in {records.write_record(args.out, data, seed=args.seed)}[/]")
+        console.print(f"[dim]recorded in {write_record(args.out, found, seed=args.seed)}[/]")
     return 0
 
 
-def draw(rows: list[dict[str, Any]], console: "Console") -> None:
+def draw(rows: "Sequence[Timing]", console: "Console") -> None:
     """The backends at one length, each with a bar; shorter is faster."""
     from rich.table import Table
 
-    title = f"N = {rows[0]['n']:,}: time as a multiple of PyTorch's flash attention"
-    caption = f"{rows[0]['living']:.0%} of the pairs are alive"
+    title = f"N = {rows[0].n:,}: time as a multiple of PyTorch's flash attention"
+    caption = f"{rows[0].living:.0%} of the pairs are alive"
     table = Table(title=title, caption=caption, title_justify="left", caption_justify="left", title_style="bold")
     table.add_column("backend")
     for heading in ("forward", "forward + backward"):
         table.add_column(heading, no_wrap=True)
         table.add_column("ms", justify="right")
-    longest = max(row[key] for row in rows for key in ("forward_ratio", "both_ratio"))
+    longest = max(ratio for row in rows for ratio in (row.forward_ratio, row.both_ratio))
     for row in rows:
-        forward, both = (bar(row[f"{key}_ratio"], longest) for key in ("forward", "both"))
-        table.add_row(row["backend"], forward, f"{row['forward_ms']:.1f}", both, f"{row['both_ms']:.1f}")
+        forward, both = (bar(ratio, longest) for ratio in (row.forward_ratio, row.both_ratio))
+        table.add_row(row.backend, forward, f"{row.forward_ms:.1f}", both, f"{row.both_ms:.1f}")
     console.print(table, "")
 
 

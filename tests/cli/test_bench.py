@@ -6,8 +6,8 @@ from unittest import mock
 import pytest
 import torch
 
-from selattn.cli import _bench
 from selattn.cli.main import main
+from selattn.evaluation import speed
 from selattn.ops import backends, selective_attention
 
 SMALL = ["bench", "--n", "40", "70", "--heads", "2", "--dim", "8", "--repeats", "1"]
@@ -19,18 +19,18 @@ def test_every_backend_has_a_row(capsys, tmp_path):
     assert shown.count("N = ") == 2
     assert "2 heads of 8, float32" in shown
     there = [name for name, missing in backends().items() if missing is None]
-    for name in (_bench.RIVAL, *there):
+    for name in (speed.RIVAL, *there):
         assert shown.count(name) >= 2
     record = json.loads((tmp_path / "bench.json").read_text())
     assert len(record["rows"]) == 2 * (1 + len(there))
-    assert {row["forward_ratio"] for row in record["rows"] if row["backend"] == _bench.RIVAL} == {1.0}
+    assert {row["forward_ratio"] for row in record["rows"] if row["backend"] == speed.RIVAL} == {1.0}
     assert all(0 < row["living"] <= 1 for row in record["rows"])
 
 
 def test_nothing_is_forgotten_where_that_is_asked_for(capsys):
     assert main([*SMALL, "--nothing-forgotten"]) == 0
     assert capsys.readouterr().out.count("100% of the pairs are alive") == 2
-    tensors = _bench.inputs(30, _bench.Shape(heads=2, dim=8), False, 0)
+    tensors = speed.inputs(30, speed.Shape(heads=2, dim=8), False, 0)
     assert (tensors[0][:, 0] @ tensors[1][:, 0].mT).max() < 0
 
 
@@ -38,7 +38,7 @@ def test_wrong_results_have_no_times(capsys):
     def wrong(query, key, value, backend, **options):
         return selective_attention(query, key, value, backend=backend, **options) * (2 if backend == "cpu" else 1)
 
-    with mock.patch.object(_bench, "selective_attention", wrong):
+    with mock.patch.object(speed, "selective_attention", wrong):
         assert main(SMALL) == 2
     shown = capsys.readouterr()
     assert "backend 'cpu' is wrong by" in shown.err
@@ -55,4 +55,4 @@ def test_sizes_that_make_no_sense(capsys, option, value):
 def test_the_dtype(capsys):
     assert main([*SMALL, "--dtype", "bfloat16"]) == 0
     assert "bfloat16" in capsys.readouterr().out
-    assert _bench.inputs(5, _bench.Shape(dtype=torch.bfloat16), True, 0)[0].dtype == torch.bfloat16
+    assert speed.inputs(5, speed.Shape(dtype=torch.bfloat16), True, 0)[0].dtype == torch.bfloat16

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from selattn.cli import _bench, _faults, info
+from selattn.cli import _faults, info
 from selattn.cli.main import main
+from selattn.evaluation import speed
 from tests.cli.test_convert import write_checkpoint, write_tokenizer
 from tests.evaluation.folders import model_folder, text_file
 
@@ -161,8 +162,8 @@ def test_standard_input_is_a_prompt(capsys, monkeypatch):
 @pytest.mark.parametrize(("free", "says"), [(10**9, "and 1.0 GB are free"), (10**30, "there is not enough memory for")])
 def test_a_size_that_no_memory_holds(free, says, capsys, monkeypatch):
     """Seen beforehand, or else when torch asks for it."""
-    monkeypatch.setattr(_bench, "available_memory", lambda: free)
-    monkeypatch.setattr(_bench, "check", lambda *args: None)
+    monkeypatch.setattr(speed, "available_memory", lambda: free)
+    monkeypatch.setattr(speed, "check", lambda *args: None)
     assert says in refused(["bench", "--n", "100000000"], capsys)
 
 

@@ -1,6 +1,13 @@
-"""Measuring the attention backends beside PyTorch's flash attention, for `selattn bench` and benchmarks/."""
+"""How fast the attention backends are on this machine, beside PyTorch's flash attention.
 
-from collections.abc import Iterable
+found = bench([512, 2048])
+[(row.n, row.backend, row.forward_ratio) for row in found.rows]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,11 +17,14 @@ from torch.nn import functional as nnf
 
 from selattn.errors import SelattnError
 from selattn.ops import AuxRequest, backends, selective_attention
+from selattn.utils import native
 from selattn.utils.memory import available_memory
+from selattn.utils.progress import Progress, nothing
 from selattn.utils.timing import medians
 
 RIVAL = "flash"  # PyTorch's scaled_dot_product_attention(is_causal=True)
 CHECK_LENGTH = 333
+REFERENCE_LIMIT = 2048  # the reference's N x N matrices get slow, and large
 WORST = 1e-4  # an error, relative to the largest number, above which a result counts as wrong
 
 
@@ -25,6 +35,93 @@ class Shape(NamedTuple):
     heads: int = 12
     dim: int = 64
     dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class ShapeRecord:
+    """The same for a record."""
+
+    batch: int
+    heads: int
+    dim: int
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One backend at one length, or the rival.
+
+    Attributes:
+        n: the length.
+        backend: its name.
+        forward_ms: milliseconds of a forward, the median.
+        both_ms: of a forward and a backward.
+        forward_ratio: times the rival's in the same run.
+        both_ratio: the same for both.
+        living: the share of pairs that are not forgotten for good.
+    """
+
+    n: int
+    backend: str
+    forward_ms: float
+    both_ms: float
+    forward_ratio: float
+    both_ratio: float
+    living: float
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The record of `selattn bench`.
+
+    Attributes:
+        shape: of query, key and value.
+        forgets: whether the inputs are random; else nothing is ever selected, which is the worst case.
+        target: the instruction set of the compiled library; None if it is not built.
+        rows: the rival first, then each backend, at each length.
+    """
+
+    shape: ShapeRecord
+    forgets: bool
+    target: str | None
+    rows: tuple[Timing, ...]
+
+
+def bench(
+    lengths: Sequence[int],
+    shape: Shape | None = None,
+    *,
+    forgets: bool = True,
+    repeats: int = 5,
+    seed: int = 0,
+    progress: Progress = nothing,
+) -> Bench:
+    """Check every backend against the reference, and time those that are right.
+
+    Args:
+        lengths: N.
+        shape: of query, key and value.
+        forgets: random inputs; else such that nothing is ever selected.
+        repeats: rounds in which each backend runs once; the median counts.
+        seed: of the inputs.
+        progress: is told what is done.
+    """
+    shape = shape or Shape()
+    check_memory(lengths, shape, REFERENCE_LIMIT)
+    names = [name for name, missing in backends().items() if missing is None]
+    steps = len(names) + len(lengths)
+    for done, name in enumerate(names):
+        progress("checking", done, steps)
+        check(name, inputs(CHECK_LENGTH, shape, forgets, seed))
+    rows: list[Timing] = []
+    for done, n in enumerate(lengths, len(names)):
+        progress(f"N = {n:,}", done, steps)
+        tensors = inputs(n, shape, forgets, seed)
+        some = [name for name in names if name != "reference" or n <= REFERENCE_LIMIT]
+        rows += measure(tensors, some, repeats)
+    progress("done", steps, steps)
+    known = ShapeRecord(shape.batch, shape.heads, shape.dim, str(shape.dtype).removeprefix("torch."))
+    return Bench(known, forgets, native.target(), tuple(rows))
 
 
 def check_memory(lengths: Iterable[int], shape: Shape, reference_limit: int) -> None:
@@ -87,21 +184,21 @@ def living_share(tensors: tuple[Tensor, ...]) -> float:
     return aux.living.mean().item()
 
 
-def measure(tensors: tuple[Tensor, ...], names: list[str], repeats: int) -> list[dict[str, Any]]:
-    """A row for each backend, the rival first: milliseconds, and times the rival's in the same run."""
-    rivals = (RIVAL, *names)
-    times = {
-        backward: medians({name: partial(run, name, tensors, backward) for name in rivals}, repeats)
-        for backward in (False, True)
-    }
+def measure(tensors: tuple[Tensor, ...], names: Sequence[str], repeats: int) -> list[Timing]:
+    """A row for each backend, the rival first."""
+    rivals, living = (RIVAL, *names), living_share(tensors)
+    forward, both = (
+        medians({name: partial(run, name, tensors, backward) for name in rivals}, repeats) for backward in (False, True)
+    )
     return [
-        {
-            "n": tensors[0].shape[2],
-            "backend": name,
-            "forward_ms": 1e3 * times[False][name],
-            "both_ms": 1e3 * times[True][name],
-            "forward_ratio": times[False][name] / times[False][RIVAL],
-            "both_ratio": times[True][name] / times[True][RIVAL],
-        }
+        Timing(
+            n=tensors[0].shape[2],
+            backend=name,
+            forward_ms=1e3 * forward[name],
+            both_ms=1e3 * both[name],
+            forward_ratio=forward[name] / forward[RIVAL],
+            both_ratio=both[name] / both[RIVAL],
+            living=living,
+        )
         for name in rivals
     ]
