@@ -4,6 +4,8 @@
 #define SELATTN_RULES_H
 #include "fields.h"
 
+#include <cmath>
+
 #define RULES_LIST(INT, REAL)                                                                                                  \
     REAL(scale)                                                                                                                \
     REAL(softcap)                                                                                                              \
@@ -14,5 +16,10 @@
 /* Whether nobody, or not this query, may select a key: constraint 2 for the first token, constraint 3 for its own. */
 template <class P> static inline bool protects(const P &p, bool first, bool own) {
     return (p.protect_first && first) || (p.protect_self && own);
+}
+
+/* cap * tanh(logit / cap), as Gemma 2 does it. */
+template <class T, class P> static inline T soft_capped(const P &p, T logit) {
+    return p.softcap ? std::tanh(logit / (T)p.softcap) * (T)p.softcap : logit;
 }
 #endif

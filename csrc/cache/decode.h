@@ -30,8 +30,20 @@ template <class T> int64_t free_slot(const Step &p, int64_t b) {
     return worst;
 }
 
+/* PLAIN below: there is neither a soft cap nor a bias.
+ *
+ * What is added to the logits of a head; the new token's bias stands behind those of the slots. */
+template <class T> struct Bias {
+    const T *row;
+    const int64_t behind, now;
+    Bias(const Step &p, int64_t b, int64_t h)
+        : row(p.bias ? (const T *)p.bias + b * p.bias_stride[0] + h * p.bias_stride[1] : nullptr), behind(p.used),
+          now(p.length[b]) {}
+    T operator()(int64_t c, int64_t position) const { return row ? row[position == now ? behind : c] : (T)0; }
+};
+
 /* Put the new token into its slot; then S of its query, F for this row into `f`, and the stored F moves on. */
-template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line) {
+template <bool PLAIN, class T> void write_and_select(const Step &p, int64_t b, T *f, T *line) {
     const int64_t slot = free_slot<T>(p, b), size = p.dtype == BFLOAT16 ? 2 : sizeof(T), now = p.length[b];
     for (int64_t g = 0; g < p.G; g++) {
         const int64_t from_k = b * p.key_stride[0] + g * p.key_stride[1],
@@ -49,13 +61,16 @@ template <class T> void write_and_select(const Step &p, int64_t b, T *f, T *line
     T query[MAX_SIZE];
     read_row(p.query, b * p.query_stride[0] + p.selecting * p.query_stride[1], p.D, p.dtype, query);
     const int64_t g = p.selecting / (p.H / p.G);
+    const Bias<T> bias(p, b, p.selecting);
     for (int64_t c = 0; c < p.used; c++) {
         f[c] = stored[c];
         const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
         if (!sees || protects(p, position[c] == 0, c == slot)) continue;
+        if (!PLAIN && bias(c, position[c]) == MASKED<T>) continue;
         const T *key;
         read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
-        const T logit = (T)p.scale * dot(query, key, p.D);
+        T logit = (T)p.scale * dot(query, key, p.D);
+        if (!PLAIN) logit = soft_capped(p, logit) + bias(c, position[c]);
         if (p.relu && !(logit > 0)) continue;
         stored[c] += (T)p.strength * logit;
         if (!p.shift) f[c] = stored[c];
@@ -92,21 +107,32 @@ template <class T> void mix_slots(const Step &p, int64_t first, const T *weights
 }
 
 /* The query heads of one key-value head. */
-template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const T *f, T *weights, T *line) {
+template <bool PLAIN, class T> void attend_slots(const Step &p, int64_t b, int64_t g, const T *f, T *weights, T *line) {
     const int64_t shared = p.H / p.G, now = p.length[b];
     const int32_t *position = p.position + b * p.C;
     T query[MAX_SIZE], sums[MAX_SIZE];
     for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
         read_row(p.query, b * p.query_stride[0] + h * p.query_stride[1], p.D, p.dtype, query);
+        const Bias<T> bias(p, b, h);
+        bool nothing = !PLAIN; /* but the new token, if nothing hides it */
         T top = MASKED<T>;
         for (int64_t c = 0; c < p.used; c++) {
             const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
             const T *key;
             weights[c] = MASKED<T>;
-            if (!sees) continue;
+            if (!sees || (!PLAIN && bias(c, position[c]) == MASKED<T>)) continue;
+            nothing = false;
             read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
-            weights[c] = ((T)p.scale * dot(query, key, p.D) - (p.f ? f[c] : 0)) * LOG2E<T>;
+            const T product = dot(query, key, p.D);
+            if (PLAIN)
+                weights[c] = ((T)p.scale * product - (p.f ? f[c] : 0)) * LOG2E<T>;
+            else
+                weights[c] = (soft_capped(p, (T)p.scale * product) + bias(c, position[c]) - (p.f ? f[c] : 0)) * LOG2E<T>;
             top = std::max(top, weights[c]);
+        }
+        if (nothing) { /* the bias hides everything */
+            for (int64_t d = 0; d < p.Dv; d++) write_number(p.output, (b * p.H + h) * p.Dv + d, (T)0, p.dtype);
+            continue;
         }
         constexpr int L = LANES<T>;
         for (int64_t c = p.used; c % L; c++) weights[c] = MASKED<T>; /* to the end of a vector: there is room */
@@ -122,7 +148,7 @@ template <class T> void attend_slots(const Step &p, int64_t b, int64_t g, const 
     }
 }
 
-template <class T> int decode(const Step &p) {
+template <bool PLAIN, class T> int decode_as(const Step &p) {
     /* Waking threads up costs some microseconds: not for less than about a hundred of them. */
     const bool small = p.B * p.H * p.used * p.D < 1 << 18;
     const int threads = small ? 1 : (int)p.threads;
@@ -135,10 +161,12 @@ template <class T> int decode(const Step &p) {
         T *weights = own + omp_get_thread_num() * (p.used + LANES<T>), *line = lines + omp_get_thread_num() * MAX_SIZE;
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < p.B; b++)
-            if (takes_part(p, b)) write_and_select(p, b, f + b * p.used, line);
+            if (takes_part(p, b)) write_and_select<PLAIN>(p, b, f + b * p.used, line);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < p.B * p.G; i++)
-            if (takes_part(p, i / p.G)) attend_slots(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
+            if (takes_part(p, i / p.G)) attend_slots<PLAIN>(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
     }
     return 0;
 }
+
+template <class T> int decode(const Step &p) { return p.softcap || p.bias ? decode_as<false, T>(p) : decode_as<true, T>(p); }

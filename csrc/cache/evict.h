@@ -43,6 +43,10 @@ template <class T> struct Order { /* of one row of the batch */
             const bool sees = !e.window || now - position[list[c]] < e.window;
             weights[c] = sees ? (T)e.scale * dot(query.data(), key(g, list[c]), e.D) : MASKED<T>;
         }
+        if (!e.softcap && !e.bias) return;
+        const T *bias = (const T *)e.bias + b * e.bias_stride[0] + h * e.bias_stride[1] + r * e.bias_stride[2];
+        for (size_t c = 0; c < list.size(); c++)
+            if (weights[c] != MASKED<T>) weights[c] = soft_capped<T>(e, weights[c]) + (e.bias ? bias[list[c]] : (T)0);
     }
 
     /* S of mask s in row r for the entries of a list, into `to`. */

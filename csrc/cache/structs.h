@@ -17,6 +17,7 @@
     POINTER(const void, query) POINTER(const void, key)                                                                        \
     STRIDES(query_stride) STRIDES(key_stride)                                                                                  \
     RULES_LIST(INT, REAL)                                                                                                      \
+    POINTER(const void, bias) STRIDES(bias_stride) /* [B,H,n,M] T or null: added after scale and soft cap */                   \
     POINTER(const int64_t, heads)     /* [S] the selecting heads */                                                            \
     POINTER(const int64_t, selecting) /* [S] the order that each of them follows */                                            \
     POINTER(const int64_t, positions) /* [B,M], -1 for none */                                                                 \
@@ -39,6 +40,8 @@ STRUCT(Eviction, EVICTION_LIST)
     POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
     POINTER(const bool, real)                 /* [B] false: the row sits out; null: none does */                               \
     RULES_LIST(INT, REAL)                                                                                                      \
+    /* [B,H,1,used + 1] T or null: added after scale and soft cap; of the slots as they were, then of the new token */         \
+    POINTER(const void, bias) STRIDES(bias_stride)                                                                             \
     INT(selecting)        /* the selecting head */                                                                             \
     POINTER(void, output) /* [B,H,1,Dv] */
 

@@ -12,11 +12,12 @@ from selattn.cache import SlotLayer, attend
 from selattn.errors import SelattnError
 from selattn.eviction import POLICIES, Threshold, evictions, make_policy
 from selattn.ops import Selection, Sequences
-from selattn.ops.backends import cpu_order, cpu_step
+from selattn.ops.backends import cpu_order, cpu_step, plain_order
 from selattn.ops.request import NOTHING
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 from selattn.ops.whole import attend_whole
+from tests.cache.cases import Distances
 
 NAMES = [*POLICIES, "none"]
 
@@ -28,7 +29,18 @@ def rules(draw):
         names = ("relu", "protect_first", "protect_self", "shift")
         selection = Selection(draw(st.integers(0, 3)), **{name: draw(st.booleans()) for name in names})
     window = draw(st.sampled_from((None, 1, 3, 9)))
-    return Rules(selection, draw(st.sampled_from((1.0, 0.3))), window, scale=draw(st.sampled_from((None, 0.5))))
+    softcap = draw(st.sampled_from((None, None, 1.5)))
+    bias = draw(
+        st.none() | st.builds(Distances, st.sampled_from((1, 4)), st.integers(0, 99), st.sampled_from((0.0, 0.2)))
+    )
+    return Rules(
+        selection,
+        draw(st.sampled_from((1.0, 0.3))),
+        window,
+        scale=draw(st.sampled_from((None, 0.5))),
+        softcap=softcap,
+        bias=bias,
+    )
 
 
 def tokens(seed, batch, count, dtype=torch.float64, groups=2, size=5, value_size=3):
@@ -91,13 +103,17 @@ def test_steps_in_other_types(dtype, value_size):
     assert torch.equal(fast.position, slow.position)
 
 
-def test_what_the_library_does_itself():
-    """The usual case does not go through Python."""
-    layer, rules = SlotLayer(8, make_policy("selective")), Rules(Selection())
+@pytest.mark.parametrize(
+    "rules", [Rules(Selection()), Rules(Selection(), softcap=2.0, bias=Distances(4, 0, 0.1))], ids=str
+)
+def test_what_the_library_does_itself(rules):
+    """Neither the usual case nor soft cap and bias go through Python."""
+    layer = SlotLayer(8, make_policy("selective"))
     with mock.patch.object(cpu_step, "step", wraps=cpu_step.step) as step:
         attend(layer, tokens(0, 1, 1), rules)
     assert step.called
-    with mock.patch.object(cpu_order, "order", wraps=cpu_order.order) as order:
+    strips = mock.patch.object(plain_order, "order", side_effect=AssertionError("the order is made in Python"))
+    with strips, mock.patch.object(cpu_order, "order", wraps=cpu_order.order) as order:
         evictions(tokens(0, 1, 20), None, rules, 8, make_policy("selective"))
     assert order.called
 

@@ -137,6 +137,7 @@ def test_the_order_is_an_operator_of_torch(history):
     zeros = torch.zeros(2, 2, case.size, dtype=torch.float64)
     before = (torch.full((2, 2, case.size), NEVER), zeros[:, :1].contiguous(), zeros)
     positions = torch.arange(case.size).expand(2, -1).contiguous()
-    rules = Rules(Selection(), strength=torch.tensor(0.5), scale=0.5)
-    call = cpu_order.Call(q, k, positions, Order(*before), rules, 1, 0.0, 5, selects=True, history=history)
+    rules = Rules(Selection(), strength=torch.tensor(0.5), scale=0.5, softcap=2.0)
+    bias = torch.randn(1, 4, case.size, case.size, dtype=torch.float64) if history else None
+    call = cpu_order.Call(q, k, positions, Order(*before), rules, bias, 1, 0.0, 5, selects=True, history=history)
     torch.library.opcheck(cpu_order.NODE, tuple(cpu_order.ARGUMENTS.flatten(call)))

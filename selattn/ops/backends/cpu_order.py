@@ -14,7 +14,7 @@ from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, 
 from selattn.ops.backends.plain_order import Strip
 from selattn.ops.operator import Arguments
 from selattn.ops.order import Order, OrderRequest, Ranking
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Rules, position_bias
 from selattn.ops.tokens import Tokens
 from selattn.utils.structs import struct
 
@@ -22,8 +22,6 @@ from selattn.utils.structs import struct
 def refusal(tokens: Tokens, rules: Rules) -> str | None:
     """Why the library cannot make the logits of these queries; None if it can."""
     reasons = {
-        "it has no soft cap": rules.softcap is not None,
-        "it has no bias by positions": rules.bias is not None,
         "it has no sparse patterns": rules.pattern is not None,
         "it has no separate bilinear form": tokens.selection_query is not None,
     }
@@ -50,17 +48,20 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
             raise SelattnError("budgets with a sparse pattern or a separate form cannot be exported: leave them out")
         return plain_order.order(request, order_of_strip)
     number, parameter = policy.compiled() or (0, 0.0)
+    selects = policy.needs_weights or policy.needs_f
+    bias = position_bias(rules, tokens.query, request.positions) if selects else None
     call = Call(
         tokens.query.detach(),
         request.keys.detach(),
         request.positions,
         Order(request.before.until, request.before.f.detach(), request.before.score.detach()),
-        rules,
+        rules._replace(bias=None),
+        None if bias is None else bias.detach(),
         number,
         parameter,
         request.budget,
-        selects=policy.needs_weights or policy.needs_f,
-        history=request.history,
+        selects,
+        request.history,
     )
     # In a compiled graph it is one node; else it is called at once, which is quicker.
     until, f, score, scores = NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else _from_keys(call)
@@ -75,6 +76,7 @@ class Call(NamedTuple):
     positions: Tensor
     before: Order
     rules: Rules
+    bias: Tensor | None  # [B or 1, H or 1, n, M]
     policy: int
     parameter: float
     budget: int
@@ -85,6 +87,7 @@ class Call(NamedTuple):
 def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The order and the scores after each row (empty without `history`)."""
     query, keys, selection = dense_rows(call.query), dense_rows(call.keys), call.rules.selection
+    bias = None if call.bias is None else dense_rows(call.bias.expand(*query.shape[:3], keys.shape[2]))
     heads = list(selection.heads) if selection is not None and call.selects else []
     fields = {
         "H": query.shape[1],
@@ -97,6 +100,8 @@ def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         "key": keys,
         "key_stride": keys,
         **rules_fields(call.rules, query),
+        "bias": bias,
+        "bias_stride": bias,
         "heads": torch.tensor(heads, dtype=torch.int64),
         "logits": None,
         "selected": None,
@@ -138,7 +143,8 @@ def order_of_strip(
         "dtype": DTYPES[before.score.dtype],
         "logits": logits,
         "selected": selected,
-        **dict.fromkeys(("query", "query_stride", "key", "key_stride", "heads")),  # nothing is made from them
+        # From these nothing is made.
+        **dict.fromkeys(("query", "query_stride", "key", "key_stride", "bias", "bias_stride", "heads")),
         **rules_fields(Rules(), before.score),
         "shift": strip.shift,
     }

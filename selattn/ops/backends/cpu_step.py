@@ -8,6 +8,7 @@ from torch import Tensor
 from selattn.ops.backends.cpu_library import DTYPES, call_library, dense_rows, rules_fields
 from selattn.ops.backends.cpu_order import refusal
 from selattn.ops.order import StepRequest
+from selattn.ops.rules import position_bias
 from selattn.utils.structs import struct
 
 
@@ -40,6 +41,7 @@ def step(request: StepRequest) -> Tensor:
     batch, heads, _, size = query.shape
     groups, places, value_size = values.shape[1:]
     out = query.new_empty(batch, heads, 1, value_size) if real is None else query.new_zeros(batch, heads, 1, value_size)
+    bias = None if rules.bias is None else _bias(request)
     number, parameter = request.policy.compiled() or (0, 0.0)
     packed = struct("Step").pack(
         policy=number,
@@ -67,8 +69,18 @@ def step(request: StepRequest) -> Tensor:
         length=length,
         real=real,
         **rules_fields(rules, query),
+        bias=bias,
+        bias_stride=bias,
         selecting=0 if rules.selection is None else rules.selection.heads[0],
         output=out,
     )
     call_library("selattn_decode", packed, who="the cache", smaller="smaller budgets")
     return out
+
+
+def _bias(request: StepRequest) -> Tensor | None:
+    """[B, H, 1, C + 1] of the slots as they are, and behind them of the new token: its slot is not known yet."""
+    slots, query = request.slots, request.tokens.query
+    at = torch.cat([slots.position[:, 0, : request.used].long(), slots.length[:, None]], -1)
+    found = position_bias(request.rules, query, at)
+    return None if found is None else dense_rows(found.expand(*query.shape[:2], 1, at.shape[-1]))
