@@ -43,6 +43,8 @@ def test_every_folder_in_the_tree_exists():
 def test_every_folder_is_in_the_tree():
     packages = {path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "selattn").glob("*/__init__.py")}
     others = {
-        name for name in ("benchmarks", "csrc", "docs", "results", "tests", "tools", "zoo") if (ROOT / name).is_dir()
+        name
+        for name in ("benchmarks", "csrc", "docs", "examples", "results", "tests", "tools", "zoo")
+        if (ROOT / name).is_dir()
     }
     assert {"selattn", *packages, *others} <= set(tree())
