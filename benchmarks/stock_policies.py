@@ -2,8 +2,8 @@
 
 With 1, 2, 4 and 8 times less memory, the same budget in every layer: the loss on rows of a text, a text that it writes,
 and a passkey test, because loss alone does not show what was lost. A passkey item is a text of `--passkey-tokens`
-tokens with a number of five digits said at a random place in it, and asked for at its end; right is a greedy answer that
-begins with the number. What is measured is kept beside the record until that is written: the same command goes on.
+tokens with a number of five digits said at a random place in it, and asked for at its end; right is a greedy answer
+that begins with the number. What is measured is kept beside the record until that is written: the same command goes on.
 """
 
 from __future__ import annotations
