@@ -5,7 +5,7 @@
  * of the attention. With |logit[i, j]| <= scale |q_i| |k_j|, column j is dead from row t if for every head
  *     F[t, j] >= scale max over i >= t of |q_i| * |k_j| - min over i >= t of max(logit[i, i], logit[i, 0]) + ln(M / tolerance)
  * as F never falls: relu is on. Then all dead columns together have at most `tolerance` of any later row. A threshold of
- * at least tau makes them count as forgotten in M. Everything is in base 2.
+ * at least tau makes them count as masked in M. Everything is in base 2.
  *
  * A little attention to a large value is not little. With |v| the size of a value's largest number and |v_s| the smallest of
  * these in the head, but for 0, column j has to have log2(|v_j| / |v_s|) more of F where that is positive. So the values that

@@ -58,7 +58,7 @@ class Timing:
         both_ms: of a forward and a backward.
         forward_ratio: times the rival's in the same run.
         both_ratio: the same for both.
-        living: the share of pairs that are not forgotten for good.
+        living: the share of pairs that are not masked for good.
     """
 
     n: int

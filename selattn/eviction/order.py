@@ -79,7 +79,15 @@ def eviction_order(
     if budget is not None:
         Budgets(budget)  # which raises for what is no budget
     tokens = Tokens(query, key, key, None, selection_query, selection_key)
-    rules = Rules(selection, strength, window, pattern, scale, softcap, bias=bias)
+    rules = Rules(
+        selection=selection,
+        strength=strength,
+        window=window,
+        pattern=pattern,
+        scale=scale,
+        softcap=softcap,
+        bias=bias,
+    )
     return evictions(tokens, sequences, rules, budget, make_policy(policy), backend)
 
 

@@ -160,7 +160,15 @@ def selective_attention(
     if not is_causal:
         raise checks.error("selective attention is causal: leave is_causal at True")
     query, key, value, selection_query, selection_key = autocast.cast(query, key, value, selection_query, selection_key)
-    rules = Rules(selection, strength, window, None, scale, softcap, dropout_p, tau)
+    rules = Rules(
+        selection=selection,
+        strength=strength,
+        window=window,
+        scale=scale,
+        softcap=softcap,
+        dropout_p=dropout_p,
+        tau=tau,
+    )
     request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until, kernel_options)
     checks.places(query, selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
     checks.selection(query, key, selection, selection_query, selection_key)
@@ -229,7 +237,7 @@ def causal_attention(
     if not is_causal:
         raise checks.error("causal_attention is causal: leave is_causal at True")
     query, key, value = autocast.cast(query, key, value)
-    rules = Rules(None, 1.0, window, pattern, scale, softcap, dropout_p)
+    rules = Rules(window=window, pattern=pattern, scale=scale, softcap=softcap, dropout_p=dropout_p)
     request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until, kernel_options)
     return _run(request, return_aux, backend)
 
