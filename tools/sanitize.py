@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 FLAGS = ["-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 TARGETS = ("avx512", "avx2", "plain")
-CACHE = ("tests/cache/test_native.py", "tests/cache/test_compiled.py")
+CACHE = ("tests/cache/test_native.py", "tests/cache/test_compiled.py", "tests/cache/test_rows.py")
 
 
 def build(folder):
