@@ -1,4 +1,4 @@
-"""Whether two versions of selattn give the same bits: `python tools/same_bits.py OLD NEW` names what differs.
+"""Whether two versions of selattn give the same bits: `python -m tools.same_bits OLD NEW` names what differs.
 
 OLD and NEW are checkouts, each with its compiled library in it. A fixed list of calls runs in both, in processes of
 their own, on this machine with one thread: every backend's output, M and gradients; logits of the zoo's models with and
@@ -194,7 +194,7 @@ def run_list(root: Path) -> dict[str, str]:
 def in_checkout(root: Path) -> dict[str, str]:
     """The list in a process whose selattn is that of a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "TRANSFORMERS_VERBOSITY": "error"}
-    command = [sys.executable, str(Path(__file__).resolve()), "--list", str(root)]
+    command = [sys.executable, "-P", str(Path(__file__).resolve()), "--list", str(root)]  # -P: not from this folder
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
