@@ -18,11 +18,15 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
     """Measure what has not been measured before, record, show."""
     from selattn.cli._tables import show_comparison, show_files
     from selattn.evaluation import evaluate
+    from selattn.report.html.evaluation import comparison_report
+    from selattn.utils.records import provenance
 
     how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "policy", "limit")}
     found = evaluate(args.models, texts_of(args), **how, **measuring(args, console, team))
     if team.leads:
-        show_files(args.record, None, console)
+        if args.html is not None:
+            comparison_report(found, provenance(args.seed)).save(args.html)
+        show_files(console, recorded=args.record, reported=args.html)
         show_comparison(found, console)
 
 
@@ -30,7 +34,9 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure what has not been measured before, record, draw, show."""
     from selattn.cli._tables import show_curves, show_files
     from selattn.evaluation import measure_tradeoff
+    from selattn.report.html.evaluation import tradeoff_report
     from selattn.report.tradeoff import draw_tradeoff, figure_beside
+    from selattn.utils.records import provenance
 
     figure = figure_beside(args.record, args.figure)  # before anything is measured
     how = {"baseline": args.baseline, "sizes": args.sizes or (), "extend": args.extend}
@@ -38,7 +44,9 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     if team.leads:
         if figure is not None:
             draw_tradeoff(figure, found)
-        show_files(args.record, figure, console)
+        if args.html is not None:
+            tradeoff_report(found, provenance(args.seed)).save(args.html)
+        show_files(console, recorded=args.record, drawn=figure, reported=args.html)
         show_curves(found, console)
 
 

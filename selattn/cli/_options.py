@@ -74,3 +74,31 @@ def fill(args: argparse.Namespace, defaults: dict[str, Any]) -> None:
     for option, value in defaults.items():
         if getattr(args, option) is None:
             setattr(args, option, value)
+
+
+def html_file(text: str) -> Path:
+    """Reads the name of an HTML file; for argparse. By any other name it could take the place of a result."""
+    found = path(text)
+    if found.suffix not in (".html", ".htm"):
+        raise argparse.ArgumentTypeError(f"must end with .html, not {text!r}")
+    return found
+
+
+def add_html(parser: argparse.ArgumentParser) -> None:
+    """`--html FILE`: a report of what came of the command."""
+    parser.add_argument("--html", type=html_file, metavar="FILE", help="write a report there: one file, with figures")
+
+
+def check_files(args: argparse.Namespace, options: Iterable[str]) -> None:
+    """Whether these files can be written, each another one: before long work rather than after it."""
+    from selattn.utils.records import check_output
+
+    seen: dict[Path, str] = {}
+    for option in options:
+        file: Path | None = getattr(args, option)
+        check_output(file)
+        if file is None:
+            continue
+        other = seen.setdefault(file.absolute(), option)
+        if other != option:
+            raise SelattnError(f"--{other} and --{option} are both {file}: give each a name of its own")

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluation.curve import AtLoss, Point
+    from selattn.evaluation.curve import Point
     from selattn.evaluation.results import Comparison, Evaluated, MeasuredCurve, Tradeoff
-    from selattn.report.seeds import MergedSearches, MergedTradeoff, SeedsCurve, SeedsPoint, SeedsReached
+    from selattn.report.seeds import MergedSearches, MergedTradeoff, SeedsCurve, SeedsPoint
 
 
-def show_files(record: Path | None, figure: Path | None, console: Console) -> None:
-    """Where they are, of those that were written."""
-    for what, file in (("recorded", record), ("drawn", figure)):
+def show_files(console: Console, **files: Path | None) -> None:
+    """Where they are, of those that were written: `recorded=...`, `drawn=...`."""
+    for what, file in files.items():
         if file:
             console.print(f"{what} in {file}", soft_wrap=True)
 
@@ -50,6 +50,8 @@ def show_tasks(models: Sequence[Evaluated], console: Console) -> None:
     """A section for each task, with a line for each model."""
     from rich.table import Table
 
+    from selattn.report.words import percent
+
     table = Table(title="multiple choice, % right ± standard error", title_justify="left")
     table.add_column("task (questions)")
     table.add_column("model", overflow="fold")
@@ -65,14 +67,11 @@ def show_tasks(models: Sequence[Evaluated], console: Console) -> None:
     console.print(table)
 
 
-def percent(share: float, error: float | None) -> str:
-    """With its standard error; a single question has none."""
-    return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
-
-
 def show_curves(found: Tradeoff | MergedTradeoff, console: Console) -> None:
     """Where each curve reaches the baseline's loss."""
     from rich.table import Table
+
+    from selattn.report.words import factor
 
     for text in found.texts:
         table = Table("curve", title=text, title_justify="left")
@@ -86,20 +85,6 @@ def show_curves(found: Tradeoff | MergedTradeoff, console: Console) -> None:
         console.print(table)
         if found.baseline is not None:
             console.print(f"baseline {found.baseline.name}: {found.baseline.loss[text]:.4f}", soft_wrap=True)
-
-
-def factor(reached: AtLoss | SeedsReached | None) -> str:
-    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound.
-
-    Of several seeds the mean, and from where to where they reach.
-    """
-    if reached is None:
-        return "-"
-    each = getattr(reached, "memory_factors", ())
-    if reached.memory_factor is None:
-        return " / ".join("-" if one is None else f"{one:.2f}" for one in each)
-    spread = f" ({min(each):.2f} to {max(each):.2f})" if each else ""
-    return f"{'≥ ' if reached.at_least else ''}{reached.memory_factor:.2f}{spread}"
 
 
 def show_searches(found: MergedSearches, console: Console) -> None:

@@ -65,6 +65,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--figure", type=_options.path, metavar="FILE", help="with --curve (default: beside the record)"
     )
+    _options.add_html(parser)
     add_text_options(parser)
 
 
@@ -78,9 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from selattn.cli._measure import run_curve, run_side_by_side
     from selattn.cli.main import INTERRUPTED
     from selattn.utils.distributed import Team
-    from selattn.utils.records import check_output
 
-    check_output(args.record)
+    _options.check_files(args, ["record", "figure", "html"])
     team, console = Team(), Console(highlight=False, markup=False)
     try:
         (run_curve if args.curve else run_side_by_side)(args, console, team)

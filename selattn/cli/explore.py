@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
         _serve(page, read, args.port or 0)
         return 0
     path = page.save(args.out)
-    print(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    size = path.stat().st_size
+    print(f"{path} ({size / 1e3:.0f} kB)" if size < 1e6 else f"{path} ({size / 1e6:.1f} MB)")
     return 0
 
 

@@ -9,7 +9,8 @@ Of one text (--text FILE, 'paper' for the paper's own example, 'sample' for mode
 Of many texts (--text FILE, a folder, or a source as `selattn eval --data` takes it; --rows N of them):
   masking-mean   F of each layer, a mean
   stability      the means of two training runs
-Of records: tradeoff (of `selattn eval --curve`), curves and scaling (of `selattn study`, or training_record.json).
+Of records: tradeoff (of `selattn eval --curve`), search (of `selattn prune`), curves and scaling (of `selattn study`,
+or training_record.json).
 
 Instead of a model, a record that --record wrote draws the same figure again without the model.
 """
@@ -17,19 +18,14 @@ Instead of a model, a record that --record wrote draws the same figure again wit
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from selattn.cli import _options
 from selattn.errors import SelattnError
 
-if TYPE_CHECKING:
-    from selattn.report.mean import MeanF
-    from selattn.report.trace import Trace
-
 OF_A_TEXT = ("tokens", "masking", "words", "attention", "kept")
 OF_MANY = ("masking-mean", "stability")
-OF_RECORDS = ("tradeoff", "curves", "scaling")
+OF_RECORDS = ("tradeoff", "search", "curves", "scaling")
 MANY = {"attention": 8, "stability": 2, "curves": 64, "scaling": 64}  # subjects of a figure; the others have one
 
 
@@ -63,8 +59,8 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw, and say where it is."""
+    from selattn.cli._plot import of_a_text, of_many, of_records
     from selattn.report.figure import check_format, write_figure
-    from selattn.utils.records import check_output
     from selattn.utils.suggest import unknown
 
     known = [*OF_A_TEXT, *OF_MANY, *OF_RECORDS]
@@ -77,13 +73,10 @@ def run(args: argparse.Namespace) -> int:
         raise SelattnError(f"{args.figure} takes {count} models or records, not {len(args.subjects)}")
     check_options(args)
     check_format(args.out)
-    check_output(args.out)
-    check_output(args.record)
+    _options.check_files(args, ["out", "record"])
     if args.record is not None and len(args.subjects) > 1:
         raise SelattnError("a record holds one model: write one for each, and draw from the records")
-    if args.record is not None and args.record.absolute() == args.out.absolute():
-        raise SelattnError(f"the figure would take the place of the record {args.record}: give it another name")
-    draw = _of_records if args.figure in OF_RECORDS else _of_many if args.figure in OF_MANY else _of_a_text
+    draw = of_records if args.figure in OF_RECORDS else of_many if args.figure in OF_MANY else of_a_text
     print(write_figure(draw(args), args.out))
     return 0
 
@@ -102,96 +95,3 @@ def check_options(args: argparse.Namespace) -> None:
         _options.refuse(args, ["text", "tokens", "rows", "split", "seed"], "what a record holds was read before")
     if args.figure in OF_A_TEXT:
         _options.refuse(args, ["rows", "split"], f"{args.figure} is of one text")
-
-
-def _of_a_text(args: argparse.Namespace) -> Any:
-    from selattn.report import plot
-
-    traces = [_trace(args, subject) for subject in args.subjects]
-    how = {"layers": args.layers, "title": args.title}
-    if args.figure == "attention":
-        figure = plot.attention(*traces, **how)
-    elif args.figure == "tokens":
-        figure = plot.tokens(traces[0], position=args.position, **how)
-    else:
-        draw: Any = {"masking": plot.masking, "words": plot.words, "kept": plot.kept}[args.figure]
-        figure = draw(traces[0], **how)
-    if args.record is not None:  # once it is known that the figure can be drawn
-        traces[0].save(args.record)
-    return figure
-
-
-def _trace(args: argparse.Namespace, subject: str) -> Trace:
-    from selattn.report.reading import SAMPLE, given_text
-    from selattn.report.trace import Trace, trace
-
-    if subject.endswith(".json"):
-        return Trace.load(subject)
-    from selattn.evaluation.subjects import Subject
-    from selattn.eviction import import_policy
-
-    parsed = Subject.parse(subject)
-    runs = []
-    if parsed.budgets is not None:
-        runs = [(import_policy(parsed.description.policy), parsed.budgets)]
-    elif args.figure == "kept":
-        raise SelattnError(f"{subject} has no budgets: give {subject}@64, {subject}@BUDGETS.json or {subject}@64:h2o")
-    default = "paper" if parsed.loaded.reads_text else SAMPLE
-    text = given_text(args.text or default)
-    if text != SAMPLE:
-        _options.refuse(args, ["seed"], "a text is read as it is, only a sample is drawn")
-    return trace(parsed.loaded, text, runs, limit=args.tokens, seed=args.seed or 0)
-
-
-def _of_many(args: argparse.Namespace) -> Any:
-    from selattn.report import plot
-
-    means = [_mean(args, subject) for subject in args.subjects]
-    how = {"layers": args.layers, "title": args.title}
-    if args.figure == "stability":
-        return plot.stability(means[0], means[1], **how)
-    figure = plot.masking_mean(means[0], **how)
-    if args.record is not None:  # once it is known that the figure can be drawn
-        means[0].save(args.record)
-    return figure
-
-
-def _mean(args: argparse.Namespace, subject: str) -> MeanF:
-    from selattn.evaluation.text import Text
-    from selattn.report.mean import MeanF, mean_f
-    from selattn.utils.progress import ProgressLine
-
-    if subject.endswith(".json"):
-        return MeanF.load(subject)
-    if args.text is None:
-        raise SelattnError(
-            f"{args.figure} needs many texts: give --text, a file, a folder, or a source such as embedded"
-        )
-    text, rows = Text(args.text, args.split or "validation", seed=args.seed or 0), args.rows or 100
-    with ProgressLine(f"F of {subject}", rows) as line:
-        return mean_f(subject, text, rows, limit=args.tokens, progress=line.advance)
-
-
-def _of_records(args: argparse.Namespace) -> Any:
-    from selattn.report import plot
-    from selattn.utils.records import read_record
-
-    if args.text is not None:
-        raise SelattnError(f"{args.figure} is drawn from records: it reads no --text")
-    records = [read_record(_record_of(subject)) for subject in args.subjects]
-    try:
-        if args.figure == "tradeoff":
-            return plot.tradeoff(records[0])
-        return {"curves": plot.curves, "scaling": plot.scaling}[args.figure](*records, title=args.title)
-    except SelattnError:
-        raise
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
-        named = ", ".join(args.subjects)
-        raise SelattnError(f"{named}: no whole records for {args.figure}; measure them again") from None
-
-
-def _record_of(subject: str) -> Path:
-    """A record, or that of a model's training."""
-    from selattn.models.loading import TRAINING, load
-
-    return Path(subject) if subject.endswith(".json") else load(subject).folder / TRAINING

@@ -51,6 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--save-model", type=_options.path, metavar="FOLDER", help="copy the model, with the budgets in its config"
     )
+    _options.add_html(parser)
     add_text_options(parser)
 
 
@@ -62,10 +63,11 @@ def run(args: argparse.Namespace) -> int:
     from selattn.cli.main import INTERRUPTED
     from selattn.pruning import parse_until, prune
     from selattn.pruning.display import SearchDisplay
-    from selattn.pruning.run import FIGURE, default_folder
+    from selattn.pruning.run import FIGURE, RECORD, default_folder
     from selattn.report.search_path import draw_path
     from selattn.utils.distributed import Team
 
+    _options.check_files(args, ["record", "html"])
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
     same = ("rows", "report_rows", "step", "floor", "lazy", "policy", "context", "batch", "record", "save_model")
     report = None if args.report is None else text_of(args, args.report, args.long)
@@ -90,8 +92,19 @@ def run(args: argparse.Namespace) -> int:
         team.close()
     if team.leads:
         draw_path(out / FIGURE, pruned.path, pruned.step, pruned.limit, f"{args.model}, {args.policy}")
+        if args.html is not None:
+            write_report(out / RECORD, args.html)
         summarize(Console(highlight=False), pruned, until, out)
     return 0
+
+
+def write_report(record: Path, file: Path) -> None:
+    """The report of a search, from its record."""
+    from selattn.pruning.record import SearchRecord
+    from selattn.report.html.search import search_report
+    from selattn.utils.records import Provenance, read_body
+
+    search_report(read_body(record, SearchRecord), read_body(record, Provenance)).save(file)
 
 
 def summarize(console: Console, pruned: Pruned, until: Until, out: Path) -> None:

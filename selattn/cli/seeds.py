@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(found, MergedTradeoff):
         if figure is not None:
             draw_tradeoff(figure, found)
-        show_files(args.record, figure, console)
+        show_files(console, recorded=args.record, drawn=figure)
         show_curves(found, console)
     else:
-        show_files(args.record, None, console)
+        show_files(console, recorded=args.record)
         show_searches(found, console)
     console.print("trained with the seeds", ", ".join("(unknown)" if seed is None else str(seed) for seed in seeds))
     return 0

@@ -10,7 +10,7 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from pathlib import Path
 
     from rich.console import Console
 
@@ -27,6 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", type=_options.name, metavar="FOLDER", help="folder of the run (default: runs/RUN)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and begin anew")
+    _options.add_html(parser)
     parser.add_argument("--list", action="store_true", help="list the runs, or with RUN those that contain it")
     parser.add_argument("--show", action="store_true", help="print the fields of the run, with their values")
 
@@ -35,12 +36,13 @@ def run(args: argparse.Namespace) -> int:
     """List, show or train."""
     from rich.console import Console
 
+    from selattn.cli._runs import list_runs, show
     from selattn.training.overrides import override
     from selattn.training.runs import find_run
 
     console = Console(highlight=False)
     if args.list:
-        _options.refuse(args, ["set", "out", "resume", "overwrite", "show"], "--list only lists the runs")
+        _options.refuse(args, ["set", "out", "resume", "overwrite", "show", "html"], "--list only lists the runs")
         list_runs(console, args.run or "")
         return 0
     if args.run is None:
@@ -49,13 +51,14 @@ def run(args: argparse.Namespace) -> int:
         raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
     config = override(find_run(args.run), args.set)
     if args.show:
-        _options.refuse(args, ["out", "resume", "overwrite"], "--show only prints the fields")
+        _options.refuse(args, ["out", "resume", "overwrite", "html"], "--show only prints the fields")
         show(console, config)
         return 0
-    return carry_out(config, args.out or f"runs/{args.run}", args.resume, args.overwrite)
+    _options.check_files(args, ["html"])
+    return carry_out(config, args)
 
 
-def carry_out(config: "RunConfig", folder: str, resume: bool, overwrite: bool) -> int:
+def carry_out(config: "RunConfig", args: argparse.Namespace) -> int:
     """Train with a bar, and say how it ended."""
     from rich.console import Console
 
@@ -65,7 +68,9 @@ def carry_out(config: "RunConfig", folder: str, resume: bool, overwrite: bool) -
     from selattn.training.launch import resume_command
     from selattn.utils.distributed import leads
 
-    finished = train(config, folder, resume=resume, overwrite=overwrite, display=make_display(config.name))
+    folder = args.out or f"runs/{args.run}"
+    display = make_display(config.name)
+    finished = train(config, folder, resume=args.resume, overwrite=args.overwrite, display=display)
     if not leads():
         return INTERRUPTED if finished.interrupted else 0
     console = Console(highlight=False, stderr=True)
@@ -75,7 +80,18 @@ def carry_out(config: "RunConfig", folder: str, resume: bool, overwrite: bool) -
         )
         return INTERRUPTED
     summarize(console, finished)
+    if args.html is not None:
+        write_report(finished, args.html)
+        console.print(f"reported in {args.html}", soft_wrap=True)
     return 0
+
+
+def write_report(finished: "Finished", file: "Path") -> None:
+    """The report of a run, from its record and its log."""
+    from selattn.report.html.training import training_report
+    from selattn.training.folder import LOG, read_log
+
+    training_report(finished.record, read_log(finished.folder / LOG), str(finished.folder)).save(file)
 
 
 def summarize(console: "Console", finished: "Finished") -> None:
@@ -88,70 +104,3 @@ def summarize(console: "Console", finished: "Finished") -> None:
     if kept:
         console.print(f"kept by layer  {shares(kept)}")
     console.print(f"{record['tokens']:,} tokens in {record['seconds']:,.0f} s; the model is in {finished.folder}/model")
-
-
-def list_runs(console: "Console", containing: str) -> None:
-    """The runs in tables, one for each group."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from selattn.training.runs import GROUPS, RUNS
-
-    if not any(containing in name for name in RUNS):
-        raise SelattnError(f"no run has {containing!r} in its name; see 'selattn train --list'")
-    for group in GROUPS:
-        table = Table(
-            title=group.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
-        table.add_column("run", no_wrap=True)
-        table.add_column("attention")
-        for name in ("size", "context", "batch", "steps"):
-            table.add_column(name, justify="right", no_wrap=True)
-        for name, make in group.runs.items():
-            if containing in name:
-                config = make()
-                model = config.model
-                table.add_row(
-                    name,
-                    attention(model["attention"]) + (", memory loss" if model.get("memory_epsilon") else ""),
-                    f"{model['num_hidden_layers']}×{model['hidden_size']}",
-                    f"{config.data.context:,}",
-                    f"{config.batch.size:,}",
-                    f"{config.schedule.steps:,}",
-                )
-        if table.row_count:
-            console.print(table)
-
-
-def attention(kinds: "Sequence[str]") -> str:
-    """The kinds of the layers, repeated ones counted: `3 local:32, standard`."""
-    from itertools import groupby
-
-    groups = [(kind, len(list(same))) for kind, same in groupby(kinds)]
-    return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in groups)
-
-
-def show(console: "Console", config: "RunConfig") -> None:
-    """Every field that can be set, with its value and what it is."""
-    from rich.box import SIMPLE_HEAD
-    from rich.markup import escape
-    from rich.table import Table
-
-    from selattn.training.describe import descriptions
-    from selattn.training.model import model_config
-    from selattn.training.overrides import fields
-
-    model, about = model_config(config), descriptions(config)
-    table = Table(title=config.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
-    table.add_column("field", no_wrap=True)
-    table.add_column("value", overflow="fold", max_width=24)
-    table.add_column("what it is")
-    for name in fields(config):
-        value: Any = config
-        if name.startswith("model."):
-            value = getattr(model, name.removeprefix("model."))
-        else:
-            for part in name.split("."):
-                value = getattr(value, part)
-        table.add_row(name, escape(str(value)), escape(about.get(name, "")))
-    console.print(table)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from selattn.errors import SelattnError
-from selattn.utils.files import replacing
+from selattn.utils.files import write_bytes
 
 # Okabe and Ito's colours, which those who do not see red or green can tell apart; grey for the yellow, which is faint.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
@@ -49,15 +50,21 @@ def check_format(path: str | Path) -> None:
 
 def write_figure(figure: Any, path: str | Path, dpi: int = 160) -> Path:
     """Write a figure whole or not at all; the format is what the name ends with."""
-    import matplotlib
-
     path = Path(path)
     check_format(path)
-    dated = {".svg": "Date", ".pdf": "CreationDate"}.get(path.suffix)  # which would make every file another
-    metadata = None if dated is None else {dated: None}
-    with matplotlib.rc_context(STYLE), replacing(path) as part:
-        figure.savefig(part, dpi=dpi, format=path.suffix.lstrip("."), metadata=metadata)
+    write_bytes(path, figure_bytes(figure, path.suffix.lstrip("."), dpi))
     return path
+
+
+def figure_bytes(figure: Any, form: str, dpi: int = 160) -> bytes:
+    """A figure as a file's content: the same figure gives the same bytes."""
+    import matplotlib
+
+    dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)  # which would make every file another
+    held = io.BytesIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(held, format=form, dpi=dpi, metadata=None if dated is None else {dated: None})
+    return held.getvalue()
 
 
 def shades(count: int) -> list[Any]:

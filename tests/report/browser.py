@@ -47,6 +47,16 @@ class Tab:
         self.ready()
         return self.page.evaluate(script)
 
+    def view(self, link):
+        """Go to another view of the same page, as a link in the address bar names it."""
+        self.page.evaluate(
+            """(link) => new Promise((done) => {
+                addEventListener("hashchange", () => done(explorer.ready), { once: true });
+                location.hash = link;
+            })""",
+            link,
+        )
+
     def press(self, *keys):
         for key in keys:
             self.page.keyboard.press(key)

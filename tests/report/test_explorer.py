@@ -30,6 +30,12 @@ def test_the_page_needs_no_network_and_no_other_file():
     assert "/*{" not in text
 
 
+def test_the_page_says_how_large_it_is():
+    for trace in (random_trace(), random_trace(size=200, layers=2)):
+        page = Page((trace,))
+        assert page.parts()[0]["bytes"] == pytest.approx(len(page.html()), rel=0.1)
+
+
 def test_no_text_ends_an_element():
     tokens = ["</script>", "<!--", "/*{style}*/", "]]>", *(f"{i}" for i in range(8))]
     text = Page((random_trace(tokens=tokens, model="</script><script>alert(1)</script>"),)).html()
@@ -83,7 +89,7 @@ def test_the_grid():
 def test_from_the_command_line(tmp_path, capsys):
     out = tmp_path / "a" / "page.html"
     assert main(["explore", f"{TASK}@6:h2o", "--policies", "window", "--budgets", "4", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.startswith(f"{out} (0.")
+    assert capsys.readouterr().out.startswith(f"{out} (")
     header = json.loads(re.search(r'id="header">(.*?)</script>', out.read_text(), re.DOTALL)[1])
     assert header["subjects"][0]["model"] == TASK
     assert [(run["policy"], run["budgets"]) for run in header["subjects"][0]["runs"]] == [

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import selattn
 from selattn import plot
@@ -13,7 +15,7 @@ from selattn.errors import SelattnError
 from selattn.report.figure import write_figure
 from selattn.report.mean import MeanF
 from selattn.report.packed import pack_rising
-from selattn.report.plot.style import cells, label, lines
+from selattn.report.plot.style import balanced, cells, label, lines
 from selattn.report.plot.text import DARKEST
 from tests.report.traces import random_trace
 
@@ -107,12 +109,14 @@ def test_kept(run):
         plot.kept(random_trace(runs=False))
 
 
-def test_attention():
-    traces = random_trace(model="a"), random_trace(seed=1, selective=False, model="b")
-    figure = plot.attention(*traces)
-    drawn = [axes.images[0].get_array().filled(0) for axes in figure.axes if axes.images]
-    expected = [trace.weights(layer) for trace in traces for layer in range(3)]
-    assert len(drawn) == 6
+@pytest.mark.parametrize("layers", [3, 5])
+def test_attention(layers):
+    """Beside each other where layers are few: a row of panels is a layer then, and else it is of one model."""
+    traces = random_trace(model="a", layers=layers), random_trace(seed=1, selective=False, model="b", layers=layers)
+    drawn = [axes.images[0].get_array().filled(0) for axes in plot.attention(*traces).axes if axes.images]
+    by_model = [(trace, layer) for trace in traces for layer in range(layers)]
+    by_layer = [(trace, layer) for layer in range(layers) for trace in traces]
+    expected = [trace.weights(layer) for trace, layer in (by_layer if layers == 3 else by_model)]
     assert all(np.array_equal(a, b) for a, b in zip(drawn, expected, strict=True))
     with pytest.raises(SelattnError, match="at least one"):
         plot.attention()
@@ -195,6 +199,23 @@ def test_letters_that_the_font_lacks_are_boxes():
 def test_lines_break_between_words():
     tokens = [" ab", "cd", " ef", "\n", " gh", " " + "x" * 30]
     assert list(lines(tokens, 8)) == [(0, 0), (0, 2), (0, 5), (0, 7), (1, 0), (2, 0)]
+    # A blank that is a token of its own stays in its line, and the next word begins the next one.
+    assert list(lines([" abcd", " ", "ef", " ", "gh"], 4)) == [(0, 0), (0, 4), (1, 0), (1, 2), (2, 0)]
+
+
+@given(st.lists(st.sampled_from([" a", "b", " cde", " ", "\n", " fghij"]), min_size=1, max_size=40))
+def test_balanced_lines_are_no_more_lines(tokens):
+    width = balanced(tokens, 20, 7)
+    assert 7 <= width <= 20
+    assert max(line for line, _ in lines(tokens, width)) == max(line for line, _ in lines(tokens, 20))
+
+
+def test_figures_fit_a_page():
+    """At most seven inches wide or so, however many layers and tokens there are."""
+    for size, layers in ((12, 3), (35, 3), (100, 12), (60, 28)):
+        trace = random_trace(size=size, layers=layers)
+        for figure in (plot.masking(trace), plot.kept(trace), plot.attention(trace), plot.attention(trace, trace)):
+            assert figure.get_size_inches()[0] <= 8.2
 
 
 def test_no_text_lies_over_another():

@@ -1,6 +1,9 @@
 // The page: what both panes share, the address bar, the keyboard, and new text where the page is served.
 "use strict";
 
+const size = (bytes) => (bytes < 1e6 ? `${Math.ceil(bytes / 1e3)} kB` : `${(bytes / 1e6).toFixed(1)} MB`);
+const fraction = (step) => (Number.isInteger(1 / step) ? `1/${1 / step}` : Number(step.toPrecision(3)).toString());
+
 class Explorer {
   constructor(header, blob) {
     this.position = Infinity;
@@ -16,11 +19,11 @@ class Explorer {
     this.subjects = header.subjects.map((each, i) => new Subject(each, (name) => blob(`${i}-${name}`)));
     const first = this.subjects[0];
     const steps = this.subjects.flatMap((each) => each.f).filter((step) => step !== null);
-    const precise = steps.length ? ` F is rounded to steps of ${Number(Math.max(...steps).toFixed(4))}.` : "";
+    const precise = steps.length ? ` F is rounded to steps of ${fraction(Math.max(...steps))}.` : "";
     const cut = first.cut_from > first.size ? `, cut from ${first.cut_from.toLocaleString("en")}` : "";
     const names = [...new Set(this.subjects.map((each) => each.model))].join(" and ");
     document.getElementById("about").textContent =
-      `${names}: ${first.size.toLocaleString("en")} tokens${cut}, ${first.layers} layers; ${header.megabytes} MB.${precise}`;
+      `${names}: ${first.size.toLocaleString("en")} tokens${cut}, ${first.layers} layers; ${size(header.bytes)}.${precise}`;
     document.title = `What is forgotten: ${names}`;
     document.getElementById("typed").hidden = !header.serve;
   }
@@ -32,7 +35,7 @@ class Explorer {
   // -- the address bar ------------------------------------------------------------------------------------------------
 
   read() {
-    const given = new URLSearchParams(location.hash.slice(1));
+    const given = new URLSearchParams(location.hash.slice(1) || this.header.view || "");
     const whole = (name, other) => {
       const value = given.get(name);
       return value !== null && /^\d{1,6}$/.test(value) ? Number(value) : other;
@@ -117,7 +120,7 @@ class Explorer {
       this.timer = setInterval(() => {
         if (this.position >= this.size - 1) this.play(false);
         else this.move(this.position + 1);
-      }, 180);
+      }, this.size > 256 ? 90 : 180);
     }
     document.getElementById("play").textContent = on ? "⏸" : "▶";
     return this.draw();

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ SCRIPTS = ("data.js", "pane.js", "main.js")
 _HERE = Path(__file__).parent
 _PLACE = re.compile(r"/\*\{(\w+)\}\*/")
 
+_BLOB = '<script type="text/plain" id="blob-{name}">{data}</script>'
+
 
 @dataclass(frozen=True)
 class Page:
@@ -37,16 +40,19 @@ class Page:
 
     traces: tuple[Trace, ...]
 
-    def html(self, serve: bool = False) -> str:
-        """The whole file. `serve` shows a place to type new text, for a page that a server gives."""
+    def html(self, serve: bool = False, view: str = "") -> str:
+        """The whole file.
+
+        Args:
+            serve: show a place to type new text, for a page that a server gives.
+            view: which view it opens with if its address names none.
+        """
         header, blobs = self.parts(serve)
+        header["view"] = view
         held = {
-            "style": (_HERE / "style.css").read_text("utf-8"),
-            "script": "\n".join((_HERE / name).read_text("utf-8") for name in SCRIPTS),
+            **_static(),
             "header": json.dumps(header).replace("<", "\\u003c"),  # no text of a user's can end the element
-            "blobs": "\n".join(
-                f'<script type="text/plain" id="blob-{name}">{data}</script>' for name, data in blobs.items()
-            ),
+            "blobs": "\n".join(_BLOB.format(name=name, data=data) for name, data in blobs.items()),
         }
         return _PLACE.sub(lambda place: held[place[1]], (_HERE / "page.html").read_text("utf-8"))
 
@@ -68,12 +74,13 @@ class Page:
                     "runs": [{key: run[key] for key in ("policy", "budgets", "per_head")} for run in found.runs],
                 }
             )
-        size = sum(map(len, blobs.values())) + sum(len(json.dumps(each)) for each in subjects)
+        size = len(json.dumps(subjects)) + sum(map(len, _static().values()))
+        size += sum(len(_BLOB) + len(name) + len(data) for name, data in blobs.items())
         if size > MOST_BYTES:
             raise SelattnError(
                 f"the page would have {size / 1e6:.0f} MB, and {MOST_BYTES / 1e6:.0f} is the most: show fewer tokens"
             )
-        return {"subjects": subjects, "serve": serve, "megabytes": f"{size / 1e6 + 0.1:.1f}"}, blobs
+        return {"subjects": subjects, "serve": serve, "bytes": size}, blobs
 
     def save(self, path: str | Path) -> Path:
         """Write the page, whole or not at all."""
@@ -81,13 +88,32 @@ class Page:
         write_text(path, self.html())
         return path
 
-    def _repr_html_(self) -> str:
-        """For notebooks: a frame of its own, which can reach nothing of the notebook."""
-        inside = html.escape(self.html(), quote=True)
+    def frame(self, view: str = "", height: int = 720) -> str:
+        """An element for another page: a frame of its own, which can reach nothing of what is around it.
+
+        Args:
+            view: which view it opens with, as the address bar has it behind the #.
+            height: in pixels.
+        """
+        inside = html.escape(self.html(view=view), quote=True)
         return (
             f'<iframe srcdoc="{inside}" sandbox="allow-scripts" title="What is forgotten" '
-            'style="width: 100%; height: 720px; border: 1px solid #ccc"></iframe>'
+            f'style="width: 100%; height: {height}px; border: 1px solid #ccc"></iframe>'
         )
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return self.frame()
+
+
+@cache
+def _static() -> dict[str, str]:
+    """What is the same in every page."""
+    return {
+        "theme": (_HERE.parent / "theme.css").read_text("utf-8"),
+        "style": (_HERE / "style.css").read_text("utf-8"),
+        "script": "\n".join((_HERE / name).read_text("utf-8") for name in SCRIPTS),
+    }
 
 
 def explore(

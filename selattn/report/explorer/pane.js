@@ -11,13 +11,12 @@ function make(kind, parent, text, classes) {
   return found;
 }
 
-// A token as it is shown: signs for what cannot be seen.
+// A token as it is shown: the blank in front of a word, the word, and whether that is a sign for what cannot be seen.
 function shown(token) {
-  if (token === "") return ["·", true];
-  if (token === " ") return ["␣", true];
-  if (/^[\n\r]+$/.test(token)) return ["⏎\n", true];
-  if (token === "\t") return ["⇥\t", true];
-  return [token, false];
+  if (token === "") return ["", "·", true];
+  if (/^[\n\r]+$/.test(token)) return ["", "⏎\n", true];
+  if (token === "\t") return ["", "⇥\t", true];
+  return token.length > 1 && token.startsWith(" ") ? [" ", token.slice(1), false] : ["", token, false];
 }
 
 const plain = (token) => JSON.stringify(token.trim() || token).slice(1, -1) || "·";
@@ -112,14 +111,16 @@ class Pane {
       slider("of this layer", false);
       this.badge = make("span", controls, "", "badge");
     }
-    const drawn = subject.tokens.map((token, place) => {
-      const [text, sign] = shown(token);
+    const drawn = [];
+    this.spans = subject.tokens.map((token, place) => {
+      const [before, text, sign] = shown(token);
       const span = make("span", null, text, sign ? "sign" : "");
       span.dataset.token = place;
-      return span;
+      if (before) drawn.push(before);
+      drawn.push(span);
+      return { span, sign: span.className, look: "" };
     });
     this.tokens.replaceChildren(...drawn);
-    this.spans = drawn.map((span) => ({ span, sign: span.className, look: "" }));
   }
 
   async draw(position, chosen) {
@@ -130,7 +131,7 @@ class Pane {
       subject.layer(state.layer),
       subject.leaving(state.policy, state.budgets, state.layer),
     ]);
-    const counts = await this.countKept(at);
+    const layers = await this.heldBy(at, chosen !== null && chosen < subject.size ? chosen : null);
     if (this.wanted !== wanted) return;
     this.layerSelect.value = String(state.layer);
     for (const { input, output, all, stops } of this.sliders) {
@@ -148,7 +149,7 @@ class Pane {
         : "replayed from numbers of other budgets: the model was not run with these";
     }
     this.drawTokens(at, chosen, layer, gone.at);
-    this.drawSide(at, chosen, layer, gone, counts);
+    this.drawSide(at, chosen, layer, gone, layers);
     this.drawn = { at, layer: state.layer, gone };
   }
 
@@ -171,52 +172,56 @@ class Pane {
     }
   }
 
-  // How many tokens each layer holds when the row attends.
-  async countKept(at) {
+  // Of each layer: how many tokens it holds when the row attends, and when the chosen token leaves, if that is known.
+  async heldBy(at, chosen) {
     const { subject, state } = this;
     if (state.policy === "none") return null;
-    const counts = [];
+    const known = subject.sameBudgets(state.policy, state.budgets) >= 0 || isWindow(state.policy);
+    const found = [];
     for (let l = 0; l < subject.layers; l++) {
-      const exactOrCheap = subject.sameBudgets(state.policy, state.budgets) >= 0 || isWindow(state.policy);
-      if (!exactOrCheap && l !== state.layer) {
-        counts.push(Math.min(at + 1, state.budgets[l])); // a layer is full from its K-th token on
+      if (!known && l !== state.layer) {
+        found.push({ held: Math.min(at + 1, state.budgets[l]) }); // a layer is full from its K-th token on
         continue;
       }
       const { at: steps } = await subject.leaving(state.policy, state.budgets, l);
-      let count = 0;
-      for (let j = 0; j <= at; j++) if (steps[j] > at) count++;
-      counts.push(count);
+      let held = 0;
+      for (let j = 0; j <= at; j++) if (steps[j] > at) held++;
+      found.push({ held, left: chosen === null ? undefined : steps[chosen] });
     }
-    return counts;
+    return found;
   }
 
-  drawSide(at, chosen, layer, gone, counts) {
+  drawSide(at, chosen, layer, gone, layers) {
     const { subject, state, side } = this;
+    const token = chosen !== null && chosen < subject.size;
     side.replaceChildren();
-    if (chosen !== null && chosen < subject.size) this.drawToken(at, chosen, layer, gone);
+    if (token) this.drawToken(at, chosen, layer, gone);
     else make("p", side, "Click a token: who masked it, by how much, and when it left.", "note");
     make("h2", side, "Layers");
     const table = make("table", side);
     const head = make("tr", table);
-    for (const name of counts ? ["layer", "K", "held", ""] : ["layer", "attention"]) make("th", head, name);
+    const names = layers ? ["layer", "K", "held", ...(token ? ["leaves at"] : [])] : ["layer", "attention"];
+    for (const name of names) make("th", head, name);
     for (let l = 0; l < subject.layers; l++) {
       const row = make("tr", table, undefined, l === state.layer ? "here" : "");
       row.dataset.layer = l;
       make("td", row, String(l));
-      if (!counts) {
+      if (!layers) {
         make("td", row, subject.kinds[l]);
         continue;
       }
+      const { held, left } = layers[l];
       make("td", row, String(state.budgets[l]));
-      make("td", row, String(counts[l]));
-      const bar = make("span", make("td", row), undefined, "bar");
-      bar.style.width = `${Math.round((60 * counts[l]) / (at + 1))}px`;
+      const cell = make("td", row, `${held} `);
+      const bar = make("span", make("span", cell, undefined, "track"), undefined, "bar");
+      bar.style.width = `${Math.max(1, Math.round((100 * held) / (at + 1)))}%`;
+      if (token) make("td", row, left === undefined ? "?" : left < subject.size ? String(left) : "never");
     }
-    if (counts) {
+    if (layers) {
       const alone = subject.runs.some((run) => run.policy === state.policy && run.per_head);
       const full = subject.layers * (at + 1);
-      const held = counts.reduce((sum, count, l) => sum + (alone ? Math.min(at + 1, state.budgets[l]) : count), 0);
-      make("p", side, `${held.toLocaleString("en")} of ${full.toLocaleString("en")} entries are held: ${number(full / held)} times less.`);
+      const sum = layers.reduce((all, { held }, l) => all + (alone ? Math.min(at + 1, state.budgets[l]) : held), 0);
+      make("p", side, `${sum.toLocaleString("en")} of ${full.toLocaleString("en")} entries are held: ${number(full / sum)} times less.`);
       if (alone) {
         make("p", side, "Each head keeps K tokens of its own here: a token is gone when the last head lets it go.", "note");
       }

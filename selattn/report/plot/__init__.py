@@ -7,11 +7,13 @@ From a trace of one text (`selattn.trace(model, text)`, or the record that `Trac
     attention     attention of each layer, of one model or of several beside each other
     kept          what remains in the cache under budgets, layer by layer
 From means over many texts (`selattn.report.mean.mean_f`): masking_mean, stability.
-From other records: tradeoff (`selattn eval --curve`), curves and scaling (`selattn study`, or training records).
+From other records: tradeoff (`selattn eval --curve`), curves and scaling (`selattn study`, or training records), search
+(`selattn prune`).
 """
 
 from selattn.report.plot.losses import curves, scaling, tradeoff
 from selattn.report.plot.matrices import attention, kept, masking, masking_mean, stability
+from selattn.report.plot.search import search
 from selattn.report.plot.text import tokens, words
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "masking",
     "masking_mean",
     "scaling",
+    "search",
     "stability",
     "tokens",
     "tradeoff",

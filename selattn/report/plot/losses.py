@@ -8,11 +8,11 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator, StrMethodFormatter
 
 from selattn.errors import SelattnError
 from selattn.report.figure import COLORS, MARKERS
-from selattn.report.plot.style import new_figure, styled
+from selattn.report.plot.style import heading, new_figure, styled
 from selattn.report.tradeoff import panels_of_tradeoff
 
 Record = Mapping[str, Any]
@@ -72,9 +72,10 @@ def curves(*records: Record, name: str = "validation", title: str | None = None)
         if len(seeds) > 1:
             low, high = [min(each) for each in losses], [max(each) for each in losses]
             axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlabel("step")
     axes.set_ylabel(f"{name.replace('_', ' ')} loss, nats per token")
-    axes.set_title(title or "", loc="left", fontsize=9)
+    axes.set_title(title or "", loc="left", fontsize=9, weight="bold")
     axes.legend(frameon=False)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -105,7 +106,7 @@ def scaling(
     handles, shown = panels[0].get_legend_handles_labels()
     figure.legend(handles, shown, loc="outside lower center", ncols=3, frameon=False)
     if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+        heading(figure, title)
     return figure
 
 

@@ -14,14 +14,18 @@ from selattn.report.mean import MeanF
 from selattn.report.packed import Floats
 from selattn.report.plot.style import (
     ATTENTION,
+    FUTURE,
     GREEN,
     MASKING,
     MASKING_BLUE,
+    WIDE,
     check_layers,
-    columns_for,
+    heading,
+    key,
     masking_norm,
     masking_ticks,
     new_figure,
+    panel_grid,
     panels,
     square,
     styled,
@@ -29,22 +33,24 @@ from selattn.report.plot.style import (
 )
 from selattn.report.trace import Trace
 
-PANEL = 1.75  # inches
 FEW = 40  # tokens that can stand beside their rows and columns
+BAR = 0.75  # inches of a color bar with its numbers
 
 
 @styled
 def masking(trace: Trace, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
     """F of each layer: how much row i finds token j masked. Greener is lower: less masked."""
     chosen = _selecting(check_layers(layers, trace.layers), trace.kinds)
-    return _all_layers({layer: trace.F(layer) for layer in chosen}, title or f"{trace.model}: F", trace.tokens)
+    return _all_layers(
+        {layer: trace.F(layer) for layer in chosen}, title or f"{trace.model}: F, how much is masked", trace.tokens
+    )
 
 
 @styled
 def masking_mean(mean: MeanF, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
     """F of each layer, a mean over many texts."""
     chosen = _selecting_of(mean, layers)
-    name = title or f"{mean.model}: F, mean of {mean.rows:,} texts"
+    name = title or f"{mean.model}: F, how much is masked, mean of {mean.rows:,} texts"
     return _all_layers({layer: mean.F(layer) for layer in chosen}, name, [])
 
 
@@ -59,12 +65,10 @@ def stability(first: MeanF, second: MeanF, layers: Sequence[int] | None = None, 
     chosen = [layer for layer in _selecting_of(first, layers) if second.packed[layer] is not None]
     found = [{layer: mean.F(layer) for layer in chosen} for mean in (first, second)]
     highest = max(float(F.max()) for runs in found for F in runs.values())
-    columns = columns_for(len(chosen), 6)
+    columns, inches = panel_grid(len(chosen), first.size, named=False)
     rows = -(-len(chosen) // columns)
-    figure = new_figure(max(5.0, PANEL * columns + 1.2), 2 * (PANEL + 0.1) * rows + 1.1)
-    figure.suptitle(
-        title or f"F in two training runs, means of {first.rows:,} and {second.rows:,} texts", x=0.01, ha="left"
-    )
+    figure = new_figure(_width(columns, inches) + BAR, 2 * (inches + 0.3) * rows + 1.2)
+    heading(figure, title or f"F in two training runs, means of {first.rows:,} and {second.rows:,} texts")
     halves = figure.subfigures(2, 1, squeeze=False)[:, 0]
     for half, mean, values, colors in zip(halves, (first, second), found, (MASKING, MASKING_BLUE), strict=True):
         half.suptitle(mean.model, x=0.01, ha="left", fontsize=8)
@@ -80,66 +84,89 @@ def kept(trace: Trace, run: int = 0, layers: Sequence[int] | None = None, title:
     done = trace.runs[run]
     budgets, size = done["budgets"], trace.size
     factor = len(budgets) * size / sum(min(k, size) for k in budgets)
-    columns = columns_for(len(chosen))
+    columns, inches = panel_grid(len(chosen), size, named=False)
     rows = -(-len(chosen) // columns)
-    figure = new_figure(max(5.0, PANEL * columns + 0.5), (PANEL + 0.1) * rows + 0.6)
-    name = title or f"{trace.model}: kept in the cache ({done['policy']}, {factor:.1f} times less memory)"
-    figure.suptitle(name, x=0.01, ha="left", fontsize=9)
+    figure = new_figure(_width(columns, inches), (inches + 0.3) * rows + 0.75)
+    heading(figure, title or f"{trace.model}: kept in the cache ({done['policy']}, {factor:.1f} times less memory)")
     colors = ListedColormap(["#ffffff", GREEN])
     axes = panels(figure, len(chosen), columns)
     for place, (panel, layer) in enumerate(zip(axes, chosen, strict=True)):
-        square(
-            panel,
-            trace.kept(layer, run).astype(float),
-            colors,
-            Normalize(0, 1),
-            f"layer {layer}, K = {budgets[layer]}",
-        )
+        values = trace.kept(layer, run).astype(float)
+        square(panel, values, colors, Normalize(0, 1), f"layer {layer}, K = {budgets[layer]:,}")
         _few_labels(panel, place, columns, len(chosen))
+    key(figure, [("held when row i attends", GREEN), ("evicted", "#ffffff"), ("yet to come", FUTURE)])
     return figure
 
 
 @styled
 def attention(*traces: Trace, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """Attention of each layer, a mean over the heads; of several models beside each other, one row of panels each."""
+    """Attention of each layer, a mean over the heads; of several models beside each other.
+
+    Where layers are few, each model has a column, and each layer a row; else models stand below each other.
+    """
     if not traces:
         raise SelattnError("give at least one trace")
     chosen = [check_layers(layers, trace.layers) for trace in traces]
-    columns = columns_for(max(map(len, chosen)), 6)
-    few = max(trace.size for trace in traces) <= FEW
-    panel = 3.1 if few else PANEL
-    rows = [-(-len(each) // columns) for each in chosen]
-    figure = new_figure(max(5.0, panel * columns + 1.1), sum((panel + 0.15) * count + 0.3 for count in rows))
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=9)
-    norm = PowerNorm(0.5, 0.0, 1.0)
-    blocks = figure.subfigures(len(traces), 1, squeeze=False, height_ratios=rows)[:, 0]
-    for block, trace, each in zip(blocks, traces, chosen, strict=True):
-        block.suptitle(trace.model, x=0.01, ha="left", fontsize=9)
-        axes = panels(block, len(each), columns)
-        for place, (axis, layer) in enumerate(zip(axes, each, strict=True)):
-            image = square(
-                axis, trace.weights(layer), ATTENTION, norm, f"layer {layer}, {trace.kinds[layer]} attention"
-            )
-            if few:
-                token_axes(axis, trace.tokens)
-            else:
-                _few_labels(axis, place, columns, len(each))
-        bar = block.colorbar(image, ax=axes, shrink=0.8, aspect=30, ticks=[0, 0.05, 0.25, 0.5, 1])
-        bar.set_label("attention, mean of the heads", fontsize=7)
-        bar.ax.set_yticklabels(["0", "0.05", "0.25", "0.5", "1"], fontsize=7)
+    most, named = max(map(len, chosen)), max(trace.size for trace in traces) <= FEW
+    beside = len(traces) > 1 and most <= 4
+    count = len(traces) if beside else most
+    columns, inches = panel_grid(count, max(trace.size for trace in traces), named)
+    columns = count if beside else columns
+    inches = min(inches, (WIDE - BAR) / columns - 0.4) if beside and not named else inches
+    rows = [most] if beside else [-(-len(each) // columns) for each in chosen]
+    figure = new_figure(_width(columns, inches, named) + BAR, sum((inches + 0.5) * n + 0.35 for n in rows) + 0.3)
+    heading(figure, title or "Attention, a mean over the heads")
+    if beside:
+        grid = figure.subplots(most, columns, squeeze=False)
+        for column, trace, each in zip(grid.T, traces, chosen, strict=True):
+            for axes in column[len(each) :]:
+                axes.axis("off")
+            for place, (axes, layer) in enumerate(zip(column, each, strict=False)):
+                _attention(axes, trace, layer, f"{trace.model}\n" if place == 0 else "", named)
+        shown = list(grid.flat)
+    else:
+        blocks = figure.subfigures(len(traces), 1, squeeze=False, height_ratios=rows)[:, 0]
+        shown = []
+        for block, trace, each in zip(blocks, traces, chosen, strict=True):
+            block.suptitle(trace.model, x=0.01, ha="left", fontsize=8)
+            own = panels(block, len(each), columns)
+            for place, (axes, layer) in enumerate(zip(own, each, strict=True)):
+                _attention(axes, trace, layer, "", named)
+                if not named:
+                    _few_labels(axes, place, columns, len(each))
+            _attention_bar(block, own)
+        return figure
+    _attention_bar(figure, shown)
     return figure
+
+
+def _attention(axes: Axes, trace: Trace, layer: int, above: str, named: bool) -> None:
+    title = f"{above}layer {layer}, {trace.kinds[layer]} attention"
+    square(axes, trace.weights(layer), ATTENTION, PowerNorm(0.5, 0.0, 1.0), title)
+    if named:
+        token_axes(axes, trace.tokens)
+
+
+def _attention_bar(figure: Figure | SubFigure, axes: Sequence[Axes]) -> None:
+    image = next(image for each in axes for image in each.images)
+    bar = figure.colorbar(image, ax=list(axes), shrink=0.5, aspect=35, ticks=[0, 0.05, 0.25, 0.5, 1])
+    bar.set_label("share of the row's attention", fontsize=7)
+    bar.ax.set_yticklabels(["0", "0.05", "0.25", "0.5", "1"], fontsize=7)
 
 
 def _all_layers(found: dict[int, Floats], title: str, tokens: Sequence[str]) -> Figure:
-    columns = columns_for(len(found))
+    named = 0 < len(tokens) <= FEW
+    columns, inches = panel_grid(len(found), len(tokens), named)
     rows = -(-len(found) // columns)
-    few = 0 < len(tokens) <= FEW
-    panel = 3.1 if few else PANEL
-    figure = new_figure(max(5.0, panel * columns + 1.1), (panel + 0.1) * rows + 0.45)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
-    _triangles(figure, found, columns, MASKING, max(float(F.max()) for F in found.values()), tokens if few else ())
+    figure = new_figure(_width(columns, inches, named) + BAR, (inches + (0.5 if named else 0.3)) * rows + 0.6)
+    heading(figure, title)
+    _triangles(figure, found, columns, MASKING, max(float(F.max()) for F in found.values()), tokens if named else ())
     return figure
+
+
+def _width(columns: int, inches: float, named: bool = False) -> float:
+    """Of a figure: its panels, and the numbers or tokens beside them."""
+    return max(3.6, columns * (inches + (0.35 if named else 0.1)) + 0.4)
 
 
 def _triangles(

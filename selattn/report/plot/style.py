@@ -1,4 +1,4 @@
-"""The one style of all figures: colours for the colour-blind, sizes for print, panels, and text in cells."""
+"""The one style of all figures: colors for the color-blind, sizes for print, panels, and text in cells."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, SymLogNorm
-from matplotlib.figure import Figure
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Patch
 
 from selattn.errors import SelattnError
 from selattn.report.figure import COLORS, STYLE
 
-BLUE, RED, GREEN = COLORS[0], COLORS[1], COLORS[2]  # red is Okabe and Ito's vermilion
+BLUE, GREEN = COLORS[0], COLORS[2]
+RED = "#CC3311"  # a line through a word says the same to those who do not see red
 FUTURE = "#e4e4e4"  # what a row cannot see, as it comes later
-INK, FAINT = "#1a1a1a", "#8a8a8a"
+INK, SOFT, FAINT = "#1a1a1a", "#5c5c5c", "#8a8a8a"
 MONO = "DejaVu Sans Mono"  # comes with matplotlib; every letter is as wide as any other
 EM = 0.602  # that width, in font sizes
 
@@ -32,6 +34,9 @@ MASKING_BLUE = LinearSegmentedColormap.from_list(
     "masking", ["#08306b", "#2171b5", "#6baed6", "#b3d3e8", "#e9f2fa", "#ffffff"]
 )
 ATTENTION = LinearSegmentedColormap.from_list("attention", ["#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b"])
+
+WIDE = 7.0  # inches: the text of a page
+CELL = 5.6 / 72  # inches of a row that has its token beside it
 
 P = ParamSpec("P")
 
@@ -64,10 +69,35 @@ def panels(figure: Figure, count: int, columns: int) -> list[Axes]:
     return flat[:count]
 
 
-def columns_for(count: int, most: int = 6) -> int:
-    """How many panels go into a row: equal rows where that is possible."""
-    rows = math.ceil(count / most)
+def columns_for(count: int, most: int = 4) -> int:
+    """How many panels go into a row: equal rows where that is possible, longer ones where there are very many."""
+    rows = math.ceil(count / (most if count <= 4 * most else most + 2))
     return math.ceil(count / rows)
+
+
+def panel_grid(count: int, size: int, named: bool) -> tuple[int, float]:
+    """How many panels of `size` rows go beside each other on a page, and how many inches each of them has.
+
+    `named`: tokens stand beside the rows, so that every row needs the height of a letter.
+    """
+    if named:
+        inches = max(1.6, CELL * size)
+        return max(1, min(count, int((WIDE - 0.8) // (inches + 0.35)))), inches
+    columns = columns_for(count)
+    return columns, min(1.8, (WIDE - 1.1) / columns)
+
+
+def heading(figure: Figure | SubFigure, text: str) -> None:
+    """The title above all, the same in every figure."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, weight="bold")
+
+
+def key(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
+    """What colors mean, below all."""
+    marks = [Patch(facecolor=color, edgecolor=FAINT, linewidth=0.5, label=what) for what, color in entries]
+    figure.legend(
+        handles=marks, loc="outside lower left", ncols=len(marks), frameon=False, fontsize=7, handlelength=1.2
+    )
 
 
 def masking_norm(highest: float) -> Normalize:
@@ -87,7 +117,8 @@ def square(axes: Axes, values: Any, colors: Colormap, norm: Normalize, title: st
         np.ma.masked_array(values, above),
         cmap=colors,
         norm=norm,
-        interpolation="nearest",
+        interpolation="auto",  # where several entries fall on one pixel, the mean of their colors
+        interpolation_stage="rgba",
         aspect="equal",
         origin="upper",
     )
@@ -120,33 +151,56 @@ def label(token: str) -> str:
     return "".join(letter if ord(letter) in _letters() else "□" for letter in text)
 
 
+def written(token: str) -> str:
+    """A token inside its text: a blank of its own is a blank there."""
+    return token if token == " " else label(token) or "·"
+
+
 def cells(token: str) -> int:
     """How many letters wide a token is drawn."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in label(token)) or 1
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in written(token))
 
 
 def lines(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int]]:
     """(line, column) of each token: words apart as they are written, in lines of `width` letters.
 
-    A line ends before a word, not inside one, unless the word alone is longer than a line.
+    A line ends before a word, not inside one, unless the word alone is longer than a line. A token that is a blank ends
+    a word; it stays in its line, into the margin if need be.
     """
     line, column = 0, 0
     for place, token in enumerate(tokens):
-        gap = 1 if column and token.startswith(" ") else 0
-        size = cells(token)
+        blank, size = token == " ", cells(token)
+        gap = 1 if column and token.startswith(" ") and not blank else 0
         whole = size
-        if token.startswith(" "):
+        if token.startswith(" ") or (place and tokens[place - 1] == " "):
             for after in tokens[place + 1 :]:
                 if after.startswith((" ", "\n")) or whole > width:
                     break
                 whole += cells(after)
         needed = whole if whole <= width else size
-        if column and column + gap + needed > width:
+        if column and not blank and column + gap + needed > width:
             line, column, gap = line + 1, 0, 0
         yield line, column + gap
         column += gap + size
         if "\n" in token:
             line, column = line + 1, 0
+
+
+def balanced(tokens: Sequence[str], most: int, least: int) -> int:
+    """The smallest width, from `least` on, in which the text has no more lines than in `most`: no lonely last word."""
+    count = _last_line(tokens, most)
+    low, high = min(least, most), most
+    while low < high:
+        middle = (low + high) // 2
+        if _last_line(tokens, middle) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _last_line(tokens: Sequence[str], width: int) -> int:
+    return max(line for line, _ in lines(tokens, width))
 
 
 def check_layers(wanted: Sequence[int] | None, layers: int) -> list[int]:

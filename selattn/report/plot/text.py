@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,18 @@ from selattn.report.plot.style import (
     INK,
     MONO,
     RED,
+    SOFT,
+    balanced,
     cells,
     check_layers,
-    label,
     lines,
     new_figure,
     styled,
+    written,
 )
 from selattn.report.trace import Trace
 
-WIDTH = 100  # letters of a line
+WIDTH, NARROW = 104, 62  # letters of a line: at most, and at least where there are several
 LINE = 2.0  # the height of a line, in widths of a letter
 FONT = 7.5
 DARKEST = 0.75  # the strongest blue or green still lets a letter be read
@@ -57,33 +60,20 @@ def tokens(
     seen = trace.tokens[: at + 1]
     weights = [trace.weights(layer)[at, : at + 1] for layer in chosen]
     most = max(float(row.max()) for row in weights) or 1.0
-    figure, blocks = _blocks(seen, [_layer_title(trace, layer) for layer in chosen], title or trace.model, legend=True)
-    for axes, layer, row in zip(blocks, chosen, weights, strict=True):
+    key = [
+        ("struck through: masked; the redder, the more: $1 - e^{-F}$", RED),
+        (f"lit: read; the bluest gets {most:.0%} of the attention", BLUE),
+        ("framed: the token that looks back", INK),
+    ]
+    figure, blocks = _blocks(seen, [_layer_title(trace, layer) for layer in chosen], title or trace.model, key)
+    for block, layer, row in zip(blocks, chosen, weights, strict=True):
         masked = 1.0 - np.exp(-np.maximum(trace.F(layer)[at, : at + 1], 0.0))
-        for place, (line, column) in enumerate(lines(seen, WIDTH)):
-            _behind(
-                axes, line, column, seen[place], to_rgba(BLUE, DARKEST * float(row[place]) / most), f"attention {place}"
-            )
-            gone = float(masked[place])
-            _word(axes, line, column, seen[place], INK)
-            if gone > 0:
-                middle = LINE * (line + 0.5)
-                (strike,) = axes.plot(
-                    [column - 0.15, column + cells(seen[place]) + 0.15], [middle, middle], solid_capstyle="butt"
-                )
-                strike.set(color=RED, alpha=gone, linewidth=0.9, zorder=3, gid=f"masking {place}")
-            if place == at:
-                frame = Rectangle((column - 0.3, LINE * line + 0.12), cells(seen[place]) + 0.6, LINE - 0.24)
-                frame.set(fill=False, edgecolor=INK, linewidth=1.0, zorder=4, clip_on=False)
-                axes.add_patch(frame)
-    _legend(
-        figure,
-        [
-            ("struck through in red: masked; the stronger, the more (1 - e^-F)", RED),
-            (f"lit in blue: read; the strongest is {most:.0%} of the attention", BLUE),
-            ("framed: the token that looks back", INK),
-        ],
-    )
+        for place in range(at + 1):
+            block.light(place, to_rgba(BLUE, DARKEST * float(row[place]) / most), f"attention {place}")
+            block.word(place, INK)
+            if masked[place] > 0:
+                block.strike(place, float(masked[place]), f"masking {place}")
+        block.frame(at)
     return figure
 
 
@@ -94,23 +84,17 @@ def words(trace: Trace, layers: Sequence[int] | None = None, title: str | None =
     The green behind a token is e^-F, what masking leaves of its odds: 1 is the strongest green, and 0 is none.
     """
     chosen = check_layers(layers, trace.layers)
-    figure, blocks = _blocks(
-        trace.tokens, [_layer_title(trace, layer) for layer in chosen], title or trace.model, legend=True
-    )
-    for axes, layer in zip(blocks, chosen, strict=True):
+    key = [
+        ("lit: what the last token still sees; the greenest is all of it: $e^{-F} = 1$", GREEN),
+        ("grey: masked, $e^{-F} < 0.1$", FAINT),
+    ]
+    titles = [_layer_title(trace, layer) for layer in chosen]
+    figure, blocks = _blocks(trace.tokens, titles, title or trace.model, key)
+    for block, layer in zip(blocks, chosen, strict=True):
         left = np.exp(-np.maximum(trace.F(layer)[-1], 0.0))
-        for place, (line, column) in enumerate(lines(trace.tokens, WIDTH)):
-            share = float(left[place])
-            token = trace.tokens[place]
-            _behind(axes, line, column, token, to_rgba(GREEN, DARKEST * share), f"left {place}")
-            _word(axes, line, column, token, INK if share > 0.1 else FAINT)
-    _legend(
-        figure,
-        [
-            ("green: what the last token still sees (e^-F, the strongest is 1)", GREEN),
-            ("grey: masked, e^-F below 0.1", FAINT),
-        ],
-    )
+        for place, share in enumerate(left):
+            block.light(place, to_rgba(GREEN, DARKEST * float(share)), f"left {place}")
+            block.word(place, INK if share > 0.1 else FAINT)
     return figure
 
 
@@ -119,52 +103,71 @@ def _layer_title(trace: Trace, layer: int) -> str:
     return f"layer {layer}" if kind == "selective" else f"layer {layer} ({kind} attention)"
 
 
-def _blocks(tokens: Sequence[str], titles: Sequence[str], title: str, legend: bool) -> tuple[Figure, list[Axes]]:
-    """A figure with one block of text for each title, and axes that count letters."""
-    places = list(lines(tokens, WIDTH))
+@dataclass(frozen=True)
+class _Block:
+    """The text once, in axes that count letters: `places` has the line and the column of each token."""
+
+    axes: Axes
+    tokens: Sequence[str]
+    places: Sequence[tuple[int, int]]
+
+    def word(self, place: int, color: str) -> None:
+        """The token itself."""
+        line, column = self.places[place]
+        how: Any = {"fontsize": FONT, "family": MONO, "va": "center_baseline", "zorder": 2}
+        self.axes.text(column, LINE * (line + 0.5), written(self.tokens[place]), color=color, **how)
+
+    def light(self, place: int, color: Any, gid: str) -> None:
+        """A color behind it."""
+        line, column = self.places[place]
+        box = Rectangle((column, LINE * line + 0.2), cells(self.tokens[place]), LINE - 0.4)
+        box.set(facecolor=color, edgecolor="none", zorder=1, gid=gid, clip_on=False)
+        self.axes.add_patch(box)
+
+    def strike(self, place: int, share: float, gid: str) -> None:
+        """A red line through it."""
+        line, column = self.places[place]
+        ends = [column, column + cells(self.tokens[place])]
+        (drawn,) = self.axes.plot(ends, 2 * [LINE * (line + 0.5)], solid_capstyle="butt")
+        drawn.set(color=RED, alpha=share, linewidth=1.1, zorder=3, gid=gid, clip_on=False)
+
+    def frame(self, place: int) -> None:
+        """A black frame around it."""
+        line, column = self.places[place]
+        box = Rectangle((column - 0.3, LINE * line + 0.12), cells(self.tokens[place]) + 0.6, LINE - 0.24)
+        box.set(fill=False, edgecolor=INK, linewidth=1.0, zorder=4, clip_on=False)
+        self.axes.add_patch(box)
+
+
+def _blocks(
+    tokens: Sequence[str], titles: Sequence[str], title: str, key: Sequence[tuple[str, str]]
+) -> tuple[Figure, list[_Block]]:
+    """A figure with one block of text for each title, and below them what the colors mean."""
+    wide = balanced(tokens, WIDTH, NARROW)
+    places = list(lines(tokens, wide))
     count = places[-1][0] + 1
     letter = EM * FONT / 72  # inches
-    wide = WIDTH if count > 1 else max(column + cells(token) for (_, column), token in zip(places, tokens, strict=True))
-    wide = max(wide, 62)
-    margin, head, foot = 0.15, 0.24, 0.62 if legend else 0.1
+    margin, head, top, foot = 0.15, 0.25, 0.32, 0.17 * len(key) + 0.16
     width = wide * letter + 2 * margin
-    height = len(titles) * (count * LINE * letter + head) + 0.3 + foot
+    height = len(titles) * (count * LINE * letter + head) + top + foot
     figure = new_figure(width, height)
     figure.set_layout_engine("none")
-    top = height - 0.3
-    figure.text(
-        margin / width, (height - 0.2) / height, label(title) if "\n" in title else title, fontsize=9, weight="bold"
-    )
+    figure.text(margin / width, (height - 0.2) / height, title.replace("\n", " "), fontsize=9, weight="bold")
     found = []
+    bottom = height - top
     for name in titles:
-        bottom = top - head - count * LINE * letter
+        bottom -= head + count * LINE * letter
         axes = figure.add_axes((margin / width, bottom / height, wide * letter / width, count * LINE * letter / height))
         axes.set(xlim=(0, wide), ylim=(count * LINE, 0))
         axes.axis("off")
-        axes.set_title(name, loc="left", fontsize=7.5, pad=2, color=FAINT)
-        found.append(axes)
-        top = bottom
-    return figure, found
-
-
-def _behind(axes: Axes, line: int, column: float, token: str, color: Any, gid: str) -> None:
-    box = Rectangle((column - 0.15, LINE * line + 0.2), cells(token) + 0.3, LINE - 0.4)
-    box.set(facecolor=color, edgecolor="none", zorder=1, gid=gid, clip_on=False)
-    axes.add_patch(box)
-
-
-def _word(axes: Axes, line: int, column: float, token: str, color: str) -> None:
-    shown = label(token) or "·"
-    middle = LINE * (line + 0.5)
-    axes.text(column, middle, shown, fontsize=FONT, family=MONO, va="center_baseline", color=color, zorder=2)
-
-
-def _legend(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
-    height = figure.get_size_inches()[1]
-    width = figure.get_size_inches()[0]
-    for row, (text, color) in enumerate(entries):
-        y = (0.48 - 0.16 * row) / height
-        mark = Rectangle((0.15 / width, y - 0.005 / height), 0.14 / width, 0.09 / height, transform=figure.transFigure)
-        mark.set(facecolor=color if color != INK else "none", edgecolor=color, linewidth=0.8)
+        axes.set_title(name, loc="left", fontsize=7.5, pad=2, color=SOFT)
+        found.append(_Block(axes, tokens, places))
+    for row, (text, color) in enumerate(key):
+        y = foot - 0.2 - 0.17 * row
+        mark = Rectangle(
+            (margin / width, (y - 0.01) / height), 0.14 / width, 0.1 / height, transform=figure.transFigure
+        )
+        mark.set(facecolor="none" if color == INK else color, edgecolor=color, linewidth=0.8)
         figure.add_artist(mark)
-        figure.text(0.36 / width, y, text, fontsize=7, color=INK)
+        figure.text((margin + 0.21) / width, y / height, text, fontsize=7, color=INK, parse_math=True)
+    return figure, found
