@@ -31,7 +31,7 @@ class KernelOptions(TypedDict, total=False):
     Attributes:
         tolerance: the attention mass that a row may lose to columns that are left out because they are masked for good.
             The default, 2^-24, is below fp32's rounding; 0 leaves nothing out. Only "cpu" and "triton" leave any out.
-            With "cpu" the values that a row loses also add up to no more than that share of the smallest one (but 0).
+            The values that a row loses also add up to no more than that share of the smallest one (but 0).
     """
 
     tolerance: float

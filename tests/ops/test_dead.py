@@ -120,8 +120,9 @@ def test_the_mass_that_a_row_loses_is_bounded(tolerance):
     )
 
 
-def living_by_hand(q, k, v, F, tolerance, tau, seen):
+def living_by_hand(q, k, v, F, tolerance, tau, seen, block=BLOCK):
     """The share of pairs that csrc/attention/bounds.h leaves, from its formula, everything in base 2."""
+    B, N = F.shape[0], F.shape[2]
     scale, count = log2(e) / q.shape[3] ** 0.5, torch.zeros(B)
     logits = scale * (q @ k.mT)
     own = logits.diagonal(dim1=-2, dim2=-1).maximum(logits[..., 0])  # [B, H, N] the row's own key, or the first
@@ -130,11 +131,11 @@ def living_by_hand(q, k, v, F, tolerance, tau, seen):
     size = v.abs().amax(-1)
     more = (size / size.amin(-1, keepdim=True)).log2()
     alive = torch.ones(B, N, dtype=torch.bool)
-    for t in range(0, N, BLOCK):
+    for t in range(0, N, block):
         bound = reach[..., t:].amax(-1, keepdim=True) * k.norm(dim=-1) - own[..., t:].amin(-1, keepdim=True) + more
         bound, f = bound.amax(1), log2(e) * F[:, 0, t]
         alive &= ~((f >= least) & (f >= bound + least + 1e-5 * (bound.abs() + f)) & (torch.arange(N) < t))
-        count += (alive[:, None] & seen[t : t + BLOCK]).sum((1, 2))
+        count += (alive[:, None] & seen[t : t + block]).sum((1, 2))
     return count / seen.sum()
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops import autocast, transforms
-from selattn.ops.backends import triton
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.chunked import Chunked
 from selattn.ops.backends.cpu import Cpu
 from selattn.ops.backends.reference import Reference
 from selattn.ops.backends.sdpa import Sdpa, plain_causal
+from selattn.ops.backends.triton import Triton, selfcheck
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 from selattn.utils.suggest import unknown
@@ -24,17 +24,8 @@ from selattn.utils.suggest import unknown
 AUTO = "auto"
 
 
-class _Triton(Backend):
-    """The functions of a module."""
-
-    name = "triton"
-    plain = False
-    unavailable = staticmethod(triton.unavailable)
-    refusal = staticmethod(triton.refusal)
-    attend = staticmethod(triton.attend)
-
-
-BACKENDS: dict[str, Backend] = {each.name: each for each in (Reference(), Sdpa(), Chunked(), Cpu(), _Triton())}
+TRITON = Triton()
+BACKENDS: dict[str, Backend] = {each.name: each for each in (Reference(), Sdpa(), Chunked(), Cpu(), TRITON)}
 
 
 def backends() -> dict[str, str | None]:
@@ -88,8 +79,10 @@ def _refusal(backend: Backend, request: Request) -> str | None:
 
 
 def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor | None]:
-    """The eviction order by that backend; "auto" is `cpu` where that can do it, else plain PyTorch."""
-    found = BACKENDS["cpu"] if is_auto(backend) else find_backend(backend)
+    """The eviction order by that backend; "auto" is `triton` or `cpu` where that can do it, else plain PyTorch."""
+    found = find_backend(backend) if not is_auto(backend) else BACKENDS["cpu"]
+    if is_auto(backend) and not TRITON.order_refusal(request) and _trusted(request.tokens.query):
+        found = TRITON
     reason = found.unavailable() or found.order_refusal(request)
     if reason and is_auto(backend):
         return BACKENDS["chunked"].order(request)
@@ -100,8 +93,10 @@ def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor 
 
 
 def step(request: StepRequest, backend: str | Backend) -> Tensor:
-    """One step of decoding by that backend; "auto" is `cpu` where that can do it, else plain PyTorch."""
-    found = BACKENDS["cpu"] if is_auto(backend) else find_backend(backend)
+    """One step of decoding by that backend; "auto" is `triton` or `cpu` where that can do it, else plain PyTorch."""
+    found = find_backend(backend) if not is_auto(backend) else BACKENDS["cpu"]
+    if is_auto(backend) and not TRITON.step_refusal(request) and _trusted(request.tokens.query):
+        found = TRITON
     reason = found.unavailable() or found.step_refusal(request)
     if reason and is_auto(backend):
         return BACKENDS["chunked"].step(request)
@@ -109,6 +104,24 @@ def step(request: StepRequest, backend: str | Backend) -> Tensor:
         able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.step_refusal(request))]
         raise _cannot(found, f"a step of decoding: {reason}", able)
     return found.step(request)
+
+
+def _trusted(query: Tensor) -> bool:
+    """Whether "auto" may give these tokens to the GPU's kernels: they are on a CUDA device, and it has passed there."""
+    return query.device.type == "cuda" and _passed(str(query.device), str(query.dtype))
+
+
+def _passed(device: str, dtype: str) -> bool:
+    """A graph that is compiled has the answer in it: the question is asked, and the check made, while it is traced."""
+    if reason := TRITON.unavailable():
+        selfcheck.warn_once(f"'auto' takes the slower 'chunked' on {device}: {reason}")
+        return False
+    found = getattr(torch, dtype.removeprefix("torch."))
+    return selfcheck.failure(torch.device(device), found, TRITON) is None
+
+
+# What `torch.compiler.assume_constant_result` sets; to call it would import the compiler with the package.
+_passed._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _cannot(backend: Backend, reason: str, able: list[str]) -> SelattnError:
@@ -121,6 +134,7 @@ def choose(request: Request) -> str:
 
     The attention weights or a forward-mode derivative are wanted: `reference`, the only one that has them.
     Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
+    On CUDA devices, everything that it can do: `triton`, once it has passed its self-check on the device.
     Everything that it can do: `cpu`, the compiled kernel, the fastest at every length that was measured.
     Everything else: `chunked`, linear in memory too.
     """
@@ -128,4 +142,6 @@ def choose(request: Request) -> str:
         return "reference"
     if plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
         return "sdpa"
+    if not TRITON.refusal(request) and _trusted(request.query):
+        return "triton"
     return "cpu" if _refusal(BACKENDS["cpu"], request) is None else "chunked"

@@ -10,7 +10,7 @@ import torch
 
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Strided, causal_attention, selective_attention
-from selattn.ops.backends import triton
+from selattn.ops.backends.triton import Triton, support
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Rules
 
@@ -42,13 +42,13 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused(kind):
     asked, said = REFUSED[kind]
-    with mock.patch.object(triton, "interpreted", return_value=True):
-        assert said in triton.refusal(asked)
-        assert triton.refusal(request()) is None
+    with mock.patch.object(support, "interpreted", return_value=True):
+        assert said in Triton().refusal(asked)
+        assert Triton().refusal(request()) is None
 
 
 def test_a_cpu_tensor_is_for_the_interpreter():
-    assert triton.refusal(request()) == "it runs on CUDA devices, not on cpu"
+    assert Triton().refusal(request()) == "it runs on CUDA devices, not on cpu"
 
 
 @pytest.mark.parametrize("call", [selective_attention, causal_attention])

@@ -1,55 +1,57 @@
-"""The GPU backend: kernels in Triton, made an operator. See docs/gpu.md.
+"""The GPU backend: kernels in Triton, made operators. See docs/gpu.md.
 
 Imported with the package, without triton itself: that is imported when a kernel runs.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
+from torch import Tensor
 
-import torch
+from selattn.ops.backends.base import Backend
+from selattn.ops.backends.triton import order, step, support
+from selattn.ops.backends.triton.operator import OPERATOR
+from selattn.ops.operator import attend
+from selattn.ops.order import Order, OrderRequest, StepRequest
+from selattn.ops.request import Attention, Request
 
-from selattn.ops.backends.triton.operator import attend
-from selattn.ops.request import Request
-
-__all__ = ["attend", "refusal", "unavailable"]
-
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_HEAD = 128
+__all__ = ["Triton"]
 
 
-def interpreted() -> bool:
-    """Whether Triton runs its kernels in Python, on the CPU: TRITON_INTERPRET=1, set before triton is imported."""
-    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")
+class Triton(Backend):
+    """Kernels for CUDA devices; with TRITON_INTERPRET=1 they run in Python, on the CPU."""
 
+    name = "triton"
+    plain = False
 
-def unavailable() -> str | None:
-    """Why this backend cannot run on this machine; None if it can."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install 'selattn[gpu]' (Linux)"
-    if not (torch.cuda.is_available() or interpreted()):
-        return "there is no CUDA device (TRITON_INTERPRET=1 runs the kernels in Python, for tests)"
-    return None
+    def unavailable(self) -> str | None:
+        return support.unavailable()
 
+    def refusal(self, request: Request) -> str | None:
+        r = request
+        reasons = {
+            "it counts tokens in 32 bits": r.key.shape[2] >= 2**30,
+            "it never holds the attention weights": r.wanted.weights,
+            "it never holds F": r.wanted.f,
+            "it has no dropout": r.rules.dropout_p > 0,
+            "it has no sparse patterns": r.rules.pattern is not None,
+            "it has no separate bilinear form where heads have masks or biases of their own": r.selection_query
+            is not None
+            and any(x is not None and x.shape[1] > 1 for x in (r.bias, r.mask)),
+        }
+        reason = support.cannot_hold(r.query, r.value, r.selection_query)
+        return reason or next((reason for reason, holds in reasons.items() if holds), None)
 
-def refusal(request: Request) -> str | None:
-    """Why this backend cannot do what is asked; None if it can."""
-    r, device = request, request.query.device.type
-    selecting = r.query if r.selection_query is None else r.selection_query
-    each_head = (r.until, r.bias, r.mask)
-    reasons = {
-        f"it runs on CUDA devices, not on {device}": device != "cuda" and not (device == "cpu" and interpreted()),
-        f"it takes fp32, bf16 and fp16, not {r.query.dtype}": r.query.dtype not in DTYPES,
-        f"it takes fp32, bf16 and fp16 for the separate form, not {selecting.dtype}": selecting.dtype not in DTYPES,
-        f"its heads have at most {LARGEST_HEAD} features": LARGEST_HEAD
-        < max(r.query.shape[3], r.value.shape[3], selecting.shape[3]),
-        "it counts tokens in 32 bits": r.key.shape[2] >= 2**30,
-        "it never holds the attention weights": r.wanted.weights,
-        "it never holds F": r.wanted.f,
-        "it has no dropout": r.rules.dropout_p > 0,
-        "it has no sparse patterns": r.rules.pattern is not None,
-        "it has no separate bilinear form where heads have masks or biases of their own": r.selection_query is not None
-        and any(x is not None and x.shape[1] > 1 for x in each_head[1:]),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    def attend(self, request: Request) -> Attention:
+        return attend(OPERATOR, request)
+
+    def order_refusal(self, request: OrderRequest) -> str | None:
+        return order.order_refusal(request)
+
+    def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
+        return order.order(request)
+
+    def step_refusal(self, request: StepRequest) -> str | None:
+        return step.step_refusal(request)
+
+    def step(self, request: StepRequest) -> Tensor:
+        return step.step(request)

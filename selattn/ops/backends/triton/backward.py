@@ -10,23 +10,13 @@ from torch import Tensor
 
 from selattn.ops.backends.triton.arguments import Call, How
 from selattn.ops.backends.triton.configs import Config
-from selattn.ops.backends.triton.forward import Found, blocks, effort, heads_together, with_lists
+from selattn.ops.backends.triton.forward import Found, blocks, heads_together, with_lists
 from selattn.ops.backends.triton.launch import launch, on
-from selattn.ops.backends.triton.prepare import Settings, Tensors, prepare, rows_of
+from selattn.ops.backends.triton.prepare import prepare, rows_of
+from selattn.ops.operator import Came, Saved
+from selattn.ops.request import Request
 
 STRIP_BYTES = 128 << 20  # of dF that are held at once
-
-
-class Gradients(NamedTuple):
-    """Gradients of the inputs; None for what was not given, or needs none."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    selection_query: Tensor | None
-    selection_key: Tensor | None
-    bias: Tensor | None
-    initial_f: Tensor | None
 
 
 class _Upstream(NamedTuple):
@@ -46,58 +36,49 @@ class _Selecting(NamedTuple):
     initial_f: Tensor  # [B, S, M] fp32
 
 
-def backward(
-    tensors: Tensors,
-    settings: Settings,
-    found: Found,
-    d_output: Tensor,
-    d_memory: Tensor | None,
-    d_final_f: Tensor | None,
-    bias_grad: bool,
-) -> Gradients:
-    """Run it. `found` is what the forward pass gave."""
+def backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor | None]:
+    """Run it: gradients by the names of the request's tensors. `saved` is what the forward pass gave."""
     from selattn.ops.backends.triton.kernels.d_selecting import row_products
 
-    x = tensors
-    dq, dk, dv = (torch.empty_like(y, memory_format=torch.contiguous_format) for y in tensors[:3])
-    given = (x.selection_query, x.selection_key, x.initial_f)
-    if x.query.shape[0] == 0:
-        dsq, dsk, d_begin = (None if y is None else torch.empty_like(y) for y in given)
-        return Gradients(dq, dk, dv, dsq, dsk, torch.zeros_like(x.bias) if x.bias is not None else None, d_begin)
-    with on(x.query.device):
-        call, how, config = prepare(x, settings)
+    found = Found(**{**dict.fromkeys(Found._fields, saved["lse"].new_empty(0)), **saved})
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r.query, r.key, r.value))
+    if r.query.shape[0] == 0:
+        given = {name: getattr(r, name) for name in needed}
+        return {name: torch.zeros_like(x) for name, x in given.items()}
+    d_output, d_memory, d_final_f = (came[name] for name in ("output", "memory", "final_f"))
+    with on(r.query.device):
+        call, how, config = prepare(r)
         call = with_lists(call._replace(block_f=found.block_f), how, config, found.dead)
         how = how._replace(memory=d_memory is not None)
-        batch, grid = x.query.shape[0], (blocks(call, config), call.H, x.query.shape[0])
+        batch, grid = r.query.shape[0], (blocks(call, config), call.H, r.query.shape[0])
         upstream = _Upstream(
-            d_output.to(x.query.dtype),
+            torch.zeros_like(found.output) if d_output is None else d_output.to(r.query.dtype),
             torch.empty_like(found.lse),
             None if d_memory is None else d_memory.to(torch.float32).contiguous(),
             d_final_f,
         )
-        d_rows = rows_of(upstream.d_output)
         launch(
             row_products,
             grid,
-            *(rows_of(found.output), d_rows, upstream.delta, call.N, how),
+            *(rows_of(found.output), rows_of(upstream.d_output), upstream.delta, call.N, how),
             BM=config.rows,
             num_warps=4,
             num_stages=1,
         )
-        d_bias = None
-        if bias_grad:
-            d_bias = found.lse.new_zeros(batch, call.H, call.N, call.M)
+        d_bias = found.lse.new_zeros(batch, call.H, call.N, call.M) if "bias" in needed else None
         order = order_of_keys(call, how, config, found.dead)
         selecting = _selecting(call, how, config, found, upstream, order, d_bias) if how.select else None
         _keys(call, how, config, found, upstream, order, selecting, (dk, dv))
         _queries(call, how, config, found, upstream, selecting, dq, d_bias)
-    dsq = dsk = None
-    if x.selection_query is not None and selecting is not None:
-        scale = x.selection_query.shape[3] ** -0.5
-        dsq, dsk = ((y * scale).to(x.selection_query.dtype) for y in selecting[:2])
-    summed = None if d_bias is None or x.bias is None else d_bias.sum_to_size(x.bias.shape).to(x.bias.dtype)
-    d_begin = None if x.initial_f is None or selecting is None else selecting.initial_f.to(x.initial_f.dtype)
-    return Gradients(dq, dk, dv, dsq, dsk, summed, d_begin)
+    gradients: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv}
+    if d_bias is not None and r.bias is not None:
+        gradients["bias"] = d_bias.sum_to_size(r.bias.shape)
+    if selecting is not None:
+        gradients["initial_f"] = selecting.initial_f
+    if selecting is not None and how.separate:
+        scale = how.Ds**-0.5
+        gradients |= {"selection_query": selecting.query * scale, "selection_key": selecting.key * scale}
+    return gradients
 
 
 def order_of_keys(call: Call, how: How, config: Config, dead: Tensor) -> Tensor | None:
@@ -154,7 +135,7 @@ def _selecting(
             *(call, rows_of(upstream.d_output), found.lse, upstream.delta, upstream.memory, df, first, strip, how),
             BM=size,
             BN=tile.keys,
-            **effort(tile),
+            **tile.effort(),
         )
         # Masks one after the other where they might add to the same head's bias.
         for mask, masks in [(0, call.S)] if d_bias is None else [(s, 1) for s in range(call.S)]:
@@ -167,7 +148,7 @@ def _selecting(
                 BIAS=d_bias is not None and not how.separate,
                 BM=size,
                 BN=each.keys,
-                **effort(each),
+                **each.effort(),
             )
         launch(
             d_selecting_queries,
@@ -176,7 +157,7 @@ def _selecting(
             WHOLE=whole,
             BM=size,
             BN=each.keys,
-            **effort(each),
+            **each.effort(),
         )
     return _Selecting(dq, dk, later)
 
@@ -205,7 +186,7 @@ def _keys(
         HEADS=next(n for n in range(min(tile.heads, common), 0, -1) if common % n == 0),
         BM=config.rows,
         BN=tile.keys,
-        **effort(tile),
+        **tile.effort(),
     )
 
 
@@ -233,5 +214,5 @@ def _queries(
         SAME=same,
         BM=config.rows,
         BN=tile.keys,
-        **effort(tile),
+        **tile.effort(),
     )

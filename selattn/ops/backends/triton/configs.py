@@ -1,12 +1,15 @@
 """How large the tiles are and how many warps work on one: plain data for each kind of card, not tuned at run time.
 
-No number here has been measured: there was no GPU. They are what compiles without spilling (where that can be had) and
-fits the card's shared memory; `results/triton_compile.json` tells registers, spills and shared memory of each.
+No number here has been timed: there was no GPU. They are what compiles without spilling (where that can be had), fits
+the card's shared memory, and costs the least by `cost.py`; `results/triton_compiled.json` has registers, spills and
+shared memory of each.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +22,10 @@ class Tile(NamedTuple):
     stages: int
     heads: int = 1
 
+    def effort(self) -> dict[str, Any]:
+        """What a launch is told beside the kernel's own arguments."""
+        return {"num_warps": self.warps, "num_stages": self.stages}
+
 
 class Config(NamedTuple):
     """Of one call. `rows` is one for all kernels: F is stored at the first row of each block of that many."""
@@ -30,6 +37,7 @@ class Config(NamedTuple):
     d_selecting: Tile
     d_keys: Tile
     d_queries: Tile
+    step: Tile = Tile(64, 4, 2)
 
 
 # Triton's interpreter, on the CPU.
@@ -38,17 +46,62 @@ INTERPRETED = Config(
 )
 
 HALF_64 = Config(
-    64, Tile(64, 4, 2), Tile(64, 4, 2, 2), Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2, 2)
+    64, Tile(64, 4, 2), Tile(32, 4, 3, 2), Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2, 2)
 )
 HALF_128 = Config(64, Tile(64, 4, 2), Tile(32, 4, 2, 1), Tile(64, 8, 2), Tile(64, 4, 2), Tile(64, 8, 2), Tile(32, 4, 2))
-SINGLE_64 = Config(32, Tile(32, 4, 2), Tile(32, 4, 2), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1))
-SINGLE_128 = Config(32, Tile(32, 4, 2), Tile(32, 4, 2), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1))
+SINGLE = Config(32, Tile(32, 4, 2), Tile(32, 4, 2), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1))
+
+
+class Card(NamedTuple):
+    """A kind of card: the shared memory that a program may have, and its configurations."""
+
+    name: str
+    shared: int  # bytes
+    half_64: Config  # fp16 and bf16, heads of at most 64
+    half_128: Config
+    single_64: Config  # fp32
+    single_128: Config
+
+
+A100 = Card("A100", 163 << 10, HALF_64, HALF_128, SINGLE, SINGLE)
+H100 = Card("H100", 227 << 10, HALF_64, HALF_128, SINGLE, SINGLE)
+CONSUMER = Card("consumer", 99 << 10, HALF_64, HALF_128, SINGLE, SINGLE)
+
+# By compute capability; another one is taken for the nearest below it.
+CARDS = {80: A100, 86: CONSUMER, 89: CONSUMER, 90: H100, 100: H100, 103: H100, 120: CONSUMER}
+
+_pretended: int | None = None
+
+
+def capability(device: torch.device) -> int:
+    """80 for an A100."""
+    if _pretended is not None:
+        return _pretended
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+@contextmanager
+def pretend(card: int) -> Iterator[None]:
+    """Within it, all devices but the CPU are cards of that capability: for compiling without one."""
+    global _pretended
+    before, _pretended = _pretended, card
+    try:
+        yield
+    finally:
+        _pretended = before
+
+
+def card_of(number: int) -> Card:
+    """The kind of card with that capability."""
+    return CARDS[max((known for known in CARDS if known <= number), default=min(CARDS))]
 
 
 def choose(device: torch.device, dtype: torch.dtype, size: int) -> Config:
     """The configuration for heads of at most `size` features."""
     if device.type == "cpu":
         return INTERPRETED
+    card = card_of(capability(device))
     if dtype == torch.float32:
-        return SINGLE_64 if size <= 64 else SINGLE_128
-    return HALF_64 if size <= 64 else HALF_128
+        return card.single_64 if size <= 64 else card.single_128
+    return card.half_64 if size <= 64 else card.half_128

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from torch import Tensor
 from selattn.ops.backends.triton.arguments import Call, How
 from selattn.ops.backends.triton.configs import Config, Tile
 from selattn.ops.backends.triton.launch import launch, on
-from selattn.ops.backends.triton.prepare import Prepared, Settings, Tensors, masks_of, prepare
+from selattn.ops.backends.triton.prepare import Prepared, config_of, may_leave_out, prepare
+from selattn.ops.request import Request
 
 CHUNK = 1024  # keys that a program looks at in one go when it lists the living
 
@@ -27,51 +28,51 @@ class Found(NamedTuple):
     dead: Tensor  # [B, S, M] int32
 
 
-def empty(tensors: Tensors, settings: Settings, rows: int, dies: bool) -> Found:
-    """Tensors for it; `rows` in a block."""
-    query, masks, s = tensors.query, masks_of(tensors, settings), settings
-    batch, heads, count = query.shape[:3]
-    keys, exact = tensors.key.shape[2], query.new_empty(0, dtype=torch.float32)
+def shapes(r: Request) -> Found:
+    """Empty tensors for it."""
+    (batch, heads, count, _), keys, masks = r.query.shape, r.key.shape[2], r.masks
+    exact = r.query.new_empty(0, dtype=torch.float32)
+    blocks = -(-count // config_of(r).rows)
     return Found(
-        output=query.new_empty(batch, heads, count, tensors.value.shape[3]),
+        output=r.query.new_empty(batch, heads, count, r.value.shape[3]),
         lse=exact.new_empty(batch, heads, count),
-        memory=exact.new_empty((batch, masks, count) if s.memory else 0),
-        final_f=exact.new_empty((batch, masks, keys) if s.final_f else 0),
-        living=exact.new_empty(batch if s.living else 0, dtype=torch.float64),
-        block_f=exact.new_empty((batch, masks, -(-count // rows), keys) if masks else 0),
-        dead=exact.new_empty((batch, masks, keys) if dies else 0, dtype=torch.int32),
+        memory=exact.new_empty((batch, masks, count) if r.wanted.memory else 0),
+        final_f=exact.new_empty((batch, masks, keys) if r.wanted.final_f else 0),
+        living=exact.new_empty(batch if r.wanted.living else 0, dtype=torch.float64),
+        block_f=exact.new_empty((batch, masks, blocks, keys) if masks else 0),
+        dead=exact.new_empty((batch, masks, keys) if may_leave_out(r) else 0, dtype=torch.int32),
     )
 
 
-def forward(tensors: Tensors, settings: Settings) -> Found:
+def forward(r: Request) -> Found:
     """Run it."""
     from selattn.ops.backends.triton.kernels.attend import attend
 
-    with on(tensors.query.device):
-        ready = prepare(tensors, settings)
-        found = empty(tensors, settings, ready.config.rows, ready.how.dies)
-        if tensors.query.shape[0] == 0:
-            return found
-        call = select(ready, found, tensors)
+    found = shapes(r)
+    if r.query.shape[0] == 0:
+        return found
+    with on(r.query.device):
+        ready = prepare(r)
+        call = select(ready, found, r)
         call = with_lists(call, ready.how, ready.config, found.dead)
         tile = ready.config.attend
         count, same = heads_together(tile, call, ready.how)
         launch(
             attend,
-            (blocks(call, ready.config), call.H // count, tensors.query.shape[0]),
+            (blocks(call, ready.config), call.H // count, r.query.shape[0]),
             *(call, found.output, found.lse, found.memory, ready.how),
             HEADS=count,
             SAME=same,
             BM=ready.config.rows,
             BN=tile.keys,
-            **effort(tile),
+            **tile.effort(),
         )
-        if settings.living:
-            found.living.copy_(living_share(tensors, call, ready.config.rows, found.dead))
+        if r.wanted.living:
+            found.living.copy_(living_share(r, call, ready.config.rows, found.dead))
         return found
 
 
-def select(ready: Prepared, found: Found, tensors: Tensors) -> Call:
+def select(ready: Prepared, found: Found, r: Request) -> Call:
     """F at the first row of each block, who is dead from there, and the final F; `found` is written to."""
     from selattn.ops.backends.triton.kernels.select import bounds
     from selattn.ops.backends.triton.kernels.select import select as run
@@ -80,7 +81,8 @@ def select(ready: Prepared, found: Found, tensors: Tensors) -> Call:
     if not how.select:
         return call
     call = call._replace(block_f=found.block_f)
-    batch, reach, own, lengths = tensors.query.shape[0], None, None, None
+    batch, reach, own = r.query.shape[0], None, None
+    sizes: tuple[Tensor | None, Tensor | None] = (None, None)
     if how.dies:
         reach, own = (found.lse.new_empty(batch, call.H, blocks(call, config)) for _ in range(2))
         launch(
@@ -96,18 +98,35 @@ def select(ready: Prepared, found: Found, tensors: Tensors) -> Call:
         )
         # They have to hold for all later rows.
         reach, own = reach.flip(-1).cummax(-1).values.flip(-1), own.flip(-1).cummin(-1).values.flip(-1)
-        lengths = torch.linalg.vector_norm(tensors.key, dim=-1, dtype=torch.float32).contiguous()
+        sizes = sizes_of(r)
     tile, together = config.select, 1 << (call.H // call.S - 1).bit_length()
     launch(
         run,
         (-(-call.M // tile.keys), call.S, batch),
-        *(call, reach, own, lengths, found.dead, found.final_f, how),
+        *(call, reach, own, *sizes, found.dead, found.final_f, how),
         HEADS=together,
         BM=config.rows,
         BN=tile.keys,
-        **effort(tile),
+        **tile.effort(),
     )
     return call
+
+
+def sizes_of(r: Request) -> tuple[Tensor, Tensor]:
+    """[B, G, M] fp32: |k_j|, and what the size of a value adds to the bound of its column, in base 2.
+
+    That is log2(|v_j| / |v_s|) where it is positive, with |v| the size of a value's largest number and |v_s| the
+    smallest of these in the head, but for 0 and padding; infinite where the key or the value is not finite.
+    """
+    key, value, start = r.key, r.value, r.start
+    lengths = torch.linalg.vector_norm(key, dim=-1, dtype=torch.float32).contiguous()
+    sizes = torch.linalg.vector_norm(value, torch.inf, dim=-1, dtype=torch.float32)
+    counts = sizes > 0
+    if start is not None:
+        counts = counts & (start <= torch.arange(start.shape[-1], device=start.device)).unsqueeze(1)
+    least = sizes.masked_fill(~counts, torch.inf).amin(-1, keepdim=True)
+    more = (sizes / least.clamp(max=torch.finfo(torch.float32).max)).log2().clamp(min=0.0)
+    return lengths, more.masked_fill(~(lengths + sizes).isfinite(), torch.inf).contiguous()
 
 
 def with_lists(call: Call, how: How, config: Config, dead: Tensor) -> Call:
@@ -137,11 +156,6 @@ def blocks(call: Call, config: Config) -> int:
     return -(-call.N // config.rows)
 
 
-def effort(tile: Tile) -> dict[str, Any]:
-    """What a launch is told beside its arguments."""
-    return {"num_warps": tile.warps, "num_stages": tile.stages}
-
-
 def heads_together(tile: Tile, call: Call, how: How) -> tuple[int, bool]:
     """How many heads share F in one program, and whether they share keys and values, too."""
     follow = call.H // call.S if how.select else 1
@@ -149,10 +163,10 @@ def heads_together(tile: Tile, call: Call, how: How) -> tuple[int, bool]:
     return count, (call.H // call.G) % count == 0
 
 
-def living_share(tensors: Tensors, call: Call, block: int, dead: Tensor) -> Tensor:
+def living_share(r: Request, call: Call, block: int, dead: Tensor) -> Tensor:
     """[B] fp64: of the visible pairs, those that were computed, over all masks; 1 where there is nothing to see."""
-    batch, keys, offset = tensors.query.shape[0], call.M, call.M - call.N
-    device = tensors.query.device
+    batch, keys, offset = r.query.shape[0], call.M, call.M - call.N
+    device = r.query.device
     index = torch.arange(keys, device=device)
     real = (index >= offset).expand(batch, -1).clone()
     if call.rows is not None:

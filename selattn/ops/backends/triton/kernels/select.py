@@ -66,16 +66,18 @@ def bounds(c, reach, own, HOW: tl.constexpr, BM: tl.constexpr):
     if HOW.softcap:
         most = tl.where(most == float("-inf"), most, capped(most, c.cap))
     at = (b.to(tl.int64) * c.H + h) * T + t
-    longest = tl.sqrt(tl.max(tl.where(real, tl.sum(q * q, 1), 0.0), 0))
+    square = tl.sum(q * q, 1)
+    square = tl.where(square < float("inf"), square, float("inf"))  # NaN is as good as infinite: nothing dies
+    longest = tl.sqrt(tl.max(tl.where(real, square, 0.0), 0))
     tl.store(reach + at, tl.abs(c.scale) * longest)
     tl.store(own + at, tl.min(tl.where(real, most, float("inf")), 0))
 
 
 @triton.jit
-def dying(c, b, s, t, f, lengths, reach, own, HOW: tl.constexpr, BM: tl.constexpr, HEADS: tl.constexpr):
+def dying(c, b, s, t, f, lengths, more, reach, own, HOW: tl.constexpr, BM: tl.constexpr, HEADS: tl.constexpr):
     """Which of the keys are dead from block t on, by the bound of csrc/attention/bounds.h.
 
-    lengths [HEADS, BN]: |k_j| for each head that follows mask s.
+    lengths, more [HEADS, BN]: |k_j| and what its value adds to the bound, for each head that follows mask s.
     """
     T = tl.cdiv(c.N, BM)
     heads = tl.arange(0, HEADS)
@@ -86,8 +88,8 @@ def dying(c, b, s, t, f, lengths, reach, own, HOW: tl.constexpr, BM: tl.constexp
     logit = longest[:, None] * lengths
     if HOW.softcap:
         logit = tl.where(logit > c.cap, c.cap, logit)
-    over = logit - least[:, None]
-    over = tl.where(over != over, float("inf"), over)  # where something is no number, nothing is dead
+    over = logit - least[:, None] + more
+    over = tl.where((longest < float("inf"))[:, None] & (over == over), over, float("inf"))
     most = tl.max(over, 0)
     slack = 1e-5 * (tl.abs(most) + f)  # rounding of the bound itself
     return (f >= c.least) & (most < float("inf")) & (f >= most + c.least + slack)
@@ -99,6 +101,7 @@ def select(
     reach,
     own,
     key_lengths,
+    value_sizes,
     dead,
     final_f,
     HOW: tl.constexpr,
@@ -120,13 +123,14 @@ def select(
         f = tl.load(c.initial_f + each * c.M + cols, mask=present, other=0.0) * LOG2E
     dies = tl.full((BN,), NEVER, tl.int32)
     lengths = tl.zeros((HEADS, BN), tl.float32)
+    more = tl.zeros((HEADS, BN), tl.float32)
     if HOW.dies:
         heads = tl.arange(0, HEADS)
         group = (s * (c.H // c.S) + heads) // (c.H // c.G)
         mask = (heads < c.H // c.S)[:, None] & present[None, :]
-        lengths = tl.load(
-            key_lengths + (b.to(tl.int64) * c.G + group)[:, None] * c.M + cols[None, :], mask=mask, other=0.0
-        )
+        at = (b.to(tl.int64) * c.G + group)[:, None] * c.M + cols[None, :]
+        lengths = tl.load(key_lengths + at, mask=mask, other=0.0)
+        more = tl.load(value_sizes + at, mask=mask, other=0.0)
     # Blocks with a row, or a source, that sees one of the keys. The final F is what all sources select.
     t = tl.maximum(n * BN - offset, 0) // BM
     if HOW.final_f:
@@ -142,15 +146,17 @@ def select(
         for u in range(t, stop):
             # With a final F, a block of sources may follow the last block of rows: it has no F.
             tl.store(c.block_f + (each * T + u) * c.M + cols, f, mask=cols < tl.where(u < T, c.M, 0))
-            if HOW.dies:
-                gone = dying(c, b, s, u, f, lengths, reach, own, HOW, BM, HEADS) & (cols < offset + u * BM)
-                dies = tl.where(gone & (dies == NEVER), u, dies)
             r = u * BM - HOW.shift + tl.arange(0, BM)
             i = row_numbers(c, b, r, HOW)
             qs = selecting_rows(c, b, s, r, HOW, HOW.Ds, HOW.Ds_padded)
             # Keys by queries: so the sum over queries stays within a few lanes.
             products = tl.dot(ks, tl.trans(qs), input_precision=HOW.precision)
             S = selected(c, b, s, products, i[None, :], r[None, :], cols[:, None], last[:, None], HOW)
+            if HOW.dies:
+                # F of the block's first row, which has the first source in it.
+                begins = f + tl.sum(tl.where((tl.arange(0, BM) == 0)[None, :], S, 0.0), 1)
+                gone = dying(c, b, s, u, begins, lengths, more, reach, own, HOW, BM, HEADS) & (cols < offset + u * BM)
+                dies = tl.where(gone & (dies == NEVER), u, dies)
             f += tl.sum(S, 1)
         t = stop
         if HOW.dies:

@@ -1,0 +1,171 @@
+"""The self-check passes with the kernels as they are, and catches those that are made wrong on purpose."""
+
+import shutil
+import sys
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from selattn.ops.backends import dispatch
+from selattn.ops.backends.triton import Triton, kernels, selfcheck
+from selattn.ops.backends.triton.battery import Outcome
+
+CPU = torch.device("cpu")
+# File, what stands there, what is put in its place. The first five in every run.
+FAULTS = {
+    "F is no running sum": ("common.py", "begin[None, :] + tl.cumsum(S, 0)", "begin[None, :] + S"),
+    "a tile's maximum is forgotten": ("attend.py", "total = total * factor + ", "total = total + "),
+    "dS stays in its block": ("d_selecting.py", "carry += tl.sum(found, 1)", "carry += tl.sum(found, 1) * 0.0"),
+    "another token leaves": ("step.py", "wins = (most > highest)", "wins = (most < highest)"),
+    "the budget is one larger": ("order.py", "tl.int32), 0) >= c.budget", "tl.int32), 0) > c.budget"),
+    "rows do not see themselves": ("common.py", "seen = (cols <= i) & (i < last)", "seen = (cols < i) & (i < last)"),
+    "columns die too early": ("select.py", "(f >= most + c.least + slack)", "(f >= 0.2)"),
+    "delta is left out": ("d_keys.py", "weights * (products - mean[None, :])", "weights * products"),
+    "F is not moved on": ("step.py", "tl.store(to, f + S, mask=inside)", "tl.store(to, f, mask=inside)"),
+    "the soft cap has no slope": (
+        "d_keys.py",
+        "d_key = tl.dot(d.to",
+        "d = d / slope(capped, c.cap)\n d_key = tl.dot(d.to",
+    ),
+}
+QUICK = list(FAULTS)[:5]
+
+
+@pytest.fixture(autouse=True)
+def _own_memory(tmp_path, monkeypatch):
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    selfcheck.forget()
+    selfcheck.warn_once.cache_clear()
+    yield
+    selfcheck.forget()
+
+
+@contextmanager
+def changed(folder, file, old, new):
+    """The kernels with a change in one place, in a folder of their own: Triton reads their source."""
+    shutil.copytree(Path(kernels.__file__).parent, folder)
+    text = (folder / file).read_text()
+    assert text.count(old) == 1
+    if "\n" in new:  # another line, as far to the right
+        line = next(line for line in text.splitlines() if old in line)
+        new = new.replace("\n ", "\n" + line[: len(line) - len(line.lstrip())])
+    (folder / file).write_text(text.replace(old, new))
+
+    def purged():
+        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(kernels.__name__ + ".")}
+
+    before = purged()
+    try:
+        with mock.patch.object(kernels, "__path__", [str(folder)]):
+            yield
+    finally:
+        purged()
+        sys.modules.update(before)
+
+
+def caught(name, tmp_path):
+    with changed(tmp_path / "kernels", *FAULTS[name]), pytest.warns(RuntimeWarning, match="'auto' takes the slower"):
+        return selfcheck.failure(CPU, torch.float32, Triton())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_fault_is_caught(name, tmp_path):
+    assert caught(name, tmp_path)
+    state = selfcheck.known(CPU, torch.float32)
+    assert not state.passed
+    assert state.wrong == selfcheck.failure(CPU, torch.float32, Triton())  # with no second warning
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in QUICK])
+def test_other_faults_are_caught(name, tmp_path):
+    assert caught(name, tmp_path)
+
+
+def test_it_passes_and_is_remembered(tmp_path):
+    assert selfcheck.known(CPU, torch.float32) is None
+    assert selfcheck.failure(CPU, torch.float32, Triton()) is None
+    assert selfcheck.known(CPU, torch.float32).passed
+    assert selfcheck.known(CPU, torch.float16) is None
+    selfcheck.forget()  # as another process
+    with mock.patch.object(selfcheck, "run", side_effect=AssertionError("it was checked again")):
+        assert selfcheck.failure(CPU, torch.float32, Triton()) is None
+    selfcheck.forget()
+    with mock.patch.object(selfcheck, "_driver", return_value="a new one"):
+        assert selfcheck.known(CPU, torch.float32).passed  # which the interpreter does not have
+    with mock.patch.object(selfcheck, "_kernels", return_value="others"):
+        assert selfcheck.known(CPU, torch.float32) is None
+
+
+def test_a_kernel_that_raises_is_caught(tmp_path):
+    class Broken(Triton):
+        def attend(self, request):
+            raise RuntimeError("no kernel image is available\nand more")
+
+    with pytest.warns(RuntimeWarning, match="RuntimeError: no kernel image is available; please run"):
+        assert "no kernel image" in selfcheck.failure(CPU, torch.float32, Broken())
+
+
+def test_a_failure_is_tried_again_in_another_process(tmp_path):
+    selfcheck.remember(CPU, torch.float32, "default: output is off")
+    with mock.patch.object(selfcheck, "_check", return_value=None) as check:
+        assert selfcheck.failure(CPU, torch.float32, Triton()) is None
+    assert check.called
+
+
+def test_where_nothing_can_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "file"))
+    selfcheck.remember(CPU, torch.float32, None)
+    assert selfcheck.known(CPU, torch.float32) is None
+
+
+def test_it_runs_while_a_graph_is_traced(monkeypatch):
+    """The caller's modes do not reach it: fake tensors, inference."""
+    ran = []
+
+    def run(name, size, backend):
+        with torch.enable_grad():
+            x = torch.ones(2, requires_grad=True)
+            ran.append(torch.autograd.grad((2 * x).sum(), x)[0].tolist())
+        return Outcome(name, 1, "", [])
+
+    monkeypatch.setattr(selfcheck, "run", run)
+
+    def call(x):
+        return x + 1 if dispatch._passed("cpu", "torch.float32") else x - 1
+
+    with torch.inference_mode():
+        assert torch.compile(call, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1.0
+    assert ran == [[2.0, 2.0]] * len(selfcheck.EXAMPLES)
+
+
+def test_what_auto_takes_on_a_cuda_device(monkeypatch):
+    """With tensors that are nowhere; the check itself is told what to find."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from selattn.ops import Selection
+    from selattn.ops.backends.triton import support
+    from selattn.ops.request import AuxRequest, Request
+    from selattn.ops.rules import Rules
+
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 8, 16, device="cuda", dtype=torch.bfloat16)
+        request = Request(x, x, x, Rules(Selection()))
+    known = {torch.device("cuda", 0): None}
+    monkeypatch.setattr(selfcheck, "failure", lambda device, dtype, backend: known[device])
+    assert dispatch.choose(request) == "triton"
+    assert dispatch.choose(request._replace(wanted=AuxRequest(f=True))) == "chunked"
+    assert dispatch.choose(request._replace(wanted=AuxRequest(weights=True))) == "reference"
+    known[torch.device("cuda", 0)] = "output is off"
+    assert dispatch.choose(request) == "chunked"
+    monkeypatch.setattr(support, "unavailable", lambda: "triton is not installed")
+    with pytest.warns(RuntimeWarning, match="'auto' takes the slower 'chunked' on cuda:0: triton is not installed"):
+        assert dispatch.choose(request) == "chunked"
+    with warnings.catch_warnings():  # said once
+        warnings.simplefilter("error")
+        assert dispatch.choose(request) == "chunked"
