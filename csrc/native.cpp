@@ -112,6 +112,10 @@ int64_t selattn_constant(const char *name) {
     if (!std::strcmp(name, "sizeof(Step)")) return sizeof(Step);
     if (!std::strcmp(name, "BLOCK")) return BLOCK;
     if (!std::strcmp(name, "MAX_SIZE")) return MAX_SIZE;
+    if (!std::strcmp(name, "POLICY_SELECTIVE")) return POLICY_SELECTIVE;
+    if (!std::strcmp(name, "POLICY_H2O")) return POLICY_H2O;
+    if (!std::strcmp(name, "POLICY_TOVA")) return POLICY_TOVA;
+    if (!std::strcmp(name, "POLICY_WINDOW")) return POLICY_WINDOW;
     if (!std::strcmp(name, "FLOAT32")) return FLOAT32;
     if (!std::strcmp(name, "FLOAT64")) return FLOAT64;
     if (!std::strcmp(name, "BFLOAT16")) return BFLOAT16;

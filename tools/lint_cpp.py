@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FILES = [
-    path for folder in ("csrc", "tests") for ending in ("h", "cpp") for path in (ROOT / folder).rglob(f"*.{ending}")
+    path for folder in ("csrc", "tools") for ending in ("h", "cpp") for path in (ROOT / folder).rglob(f"*.{ending}")
 ]
 # Optimized a little: some warnings, such as of what may not have been set, come only with that.
 WARNINGS = ["-O1", "-Wall", "-Wextra", "-Werror"]

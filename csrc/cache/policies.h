@@ -1,4 +1,4 @@
-/* Eviction policies, by the numbers and parameters that `compiled()` in selattn/eviction/policies.py gives them. */
+/* Eviction policies, by the names and parameters that `compiled()` in selattn/eviction/policies.py gives them. */
 #ifndef SELATTN_POLICIES_H
 #define SELATTN_POLICIES_H
 #include <algorithm>

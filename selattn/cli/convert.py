@@ -25,17 +25,20 @@ def run(args: argparse.Namespace) -> int:
     """Convert."""
     from selattn.utils.records import check_new_folder
 
-    checkpoint, pieces = find_files(args.source)
-    check_new_folder(args.out)
+    if not args.source.is_dir():
+        raise SelattnError(f"there is no folder {args.source}: give the one with the checkpoint")
 
     from transformers.utils import logging
 
     from selattn.models import from_llama2c
+    from selattn.models.llama2c import llama2c_files
     from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
     from selattn.models.sentencepiece import from_sentencepiece
     from selattn.models.tokenizer import Tokenizer
     from selattn.utils.folders import folders_for, make_folder
 
+    checkpoint, pieces = llama2c_files(args.source)
+    check_new_folder(args.out)
     logging.disable_progress_bar()
     tokenizer = Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(pieces), str(pieces)))
 
@@ -53,17 +56,3 @@ def run(args: argparse.Namespace) -> int:
         make_folder(args.out, fill)
     print(f"{checkpoint} is now the model {args.out}")
     return 0
-
-
-def find_files(folder: Path) -> tuple[Path, Path]:
-    """The checkpoint and the tokenizer."""
-    if not folder.is_dir():
-        raise SelattnError(f"there is no folder {folder}: give the one with the checkpoint")
-    files = sorted(folder.glob("*.bin"))
-    tokens = [file for file in files if file.name.startswith("tok")]
-    models = [file for file in files if file not in tokens]
-    if len(tokens) != 1 or len(models) != 1:
-        raise SelattnError(
-            f"{folder} has {len(models)} model .bin and {len(tokens)} tok*.bin: a llama2.c checkpoint is one of each"
-        )
-    return models[0], tokens[0]

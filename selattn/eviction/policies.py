@@ -71,8 +71,8 @@ class Policy:
         """Its name, which is what transformers writes when it stands in a `GenerationConfig`."""
         return self.name
 
-    def compiled(self) -> tuple[int, float] | None:
-        """Its number and parameter in csrc/cache/policies.h; None: it runs in Python, row by row."""
+    def compiled(self) -> tuple[str, float] | None:
+        """Its name in csrc/cache/policies.h and its parameter; None: it runs in Python, row by row."""
         return None
 
 
@@ -85,8 +85,8 @@ class Selective(Policy):
     def rank(self, kept: Kept) -> Tensor:
         return kept.f.expand_as(kept.position)
 
-    def compiled(self) -> tuple[int, float] | None:
-        return 0, 0.0
+    def compiled(self) -> tuple[str, float] | None:
+        return "POLICY_SELECTIVE", 0.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class H2O(Policy):
     def update(self, score: Tensor, weights: Tensor) -> Tensor:
         return score + weights
 
-    def compiled(self) -> tuple[int, float] | None:
-        return 1, self.recent
+    def compiled(self) -> tuple[str, float] | None:
+        return "POLICY_H2O", self.recent
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Tova(Policy):
     def update(self, score: Tensor, weights: Tensor) -> Tensor:
         return weights
 
-    def compiled(self) -> tuple[int, float] | None:
-        return 2, 0.0
+    def compiled(self) -> tuple[str, float] | None:
+        return "POLICY_TOVA", 0.0
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ class Window(Policy):
         safe = kept.position < min(self.sinks, kept.budget - 1)
         return (-kept.position).to(kept.score.dtype).masked_fill(safe, -torch.inf)
 
-    def compiled(self) -> tuple[int, float] | None:
-        return 3, float(self.sinks)
+    def compiled(self) -> tuple[str, float] | None:
+        return "POLICY_WINDOW", float(self.sinks)
 
 
 @dataclass(frozen=True)

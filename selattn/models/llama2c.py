@@ -110,3 +110,15 @@ def _named(numbers: Any, shapes: list[tuple[str, tuple[int, ...]]], head: int, t
     if tied:
         found["lm_head.weight"] = found["model.embed_tokens.weight"]
     return found
+
+
+def llama2c_files(folder: Path) -> tuple[Path, Path]:
+    """The checkpoint and the tokenizer in a folder of llama2.c."""
+    files = sorted(folder.glob("*.bin"))
+    tokens = [file for file in files if file.name.startswith("tok")]
+    models = [file for file in files if file not in tokens]
+    if len(tokens) != 1 or len(models) != 1:
+        raise SelattnError(
+            f"{folder} has {len(models)} model .bin and {len(tokens)} tok*.bin: a llama2.c checkpoint is one of each"
+        )
+    return models[0], tokens[0]

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from selattn.errors import SelattnError
-from selattn.models.llama2c import from_llama2c
+from selattn.models.llama2c import from_llama2c, llama2c_files
 from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
 from selattn.models.sentencepiece import from_sentencepiece
 from selattn.models.stock.classes import config_class
@@ -56,29 +55,17 @@ class Llama2cFormat(StockFormat):
 
     def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
         """Converted from llama2.c's own format."""
-        file = _files(folder)[1]
+        file = llama2c_files(folder)[1]
         return Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(file), str(file)), file)
 
     def files(self, folder: Path) -> list[Path]:
         """The checkpoint: it has weights and sizes."""
-        return [_files(folder)[0]]
-
-
-def _files(folder: Path) -> tuple[Path, Path]:
-    """The checkpoint and the tokenizer."""
-    files = sorted(folder.glob("*.bin"))
-    tokens = [file for file in files if file.name.startswith("tok")]
-    models = [file for file in files if file not in tokens]
-    if len(tokens) != 1 or len(models) != 1:
-        raise SelattnError(
-            f"{folder} has {len(models)} model .bin and {len(tokens)} tok*.bin: a llama2.c checkpoint is one of each"
-        )
-    return models[0], tokens[0]
+        return [llama2c_files(folder)[0]]
 
 
 def _stock(folder: Path) -> LlamaForCausalLM:
     """transformers' Llama with the checkpoint's weights."""
-    ours = from_llama2c(_files(folder)[0])
+    ours = from_llama2c(llama2c_files(folder)[0])
     sizes = {name: getattr(ours.config, name) for name in _SAME}
     model = LlamaForCausalLM(LlamaConfig(**sizes, rms_norm_eps=ours.config.norm_eps, pad_token_id=2))
     weights = {_renamed(name): weight for name, weight in ours.state_dict().items()}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
+from selattn.ops.order import Ranking
 from selattn.ops.precision import compute_dtype
 from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
@@ -56,3 +57,9 @@ def call_library(function: str, *args: Any, who: str, smaller: str) -> None:
     assert library is not None
     if getattr(library, function)(*args):
         raise SelattnError(f"{who} needs more memory than there is: use a smaller batch or {smaller}")
+
+
+def policy_number(policy: Ranking) -> tuple[int, float]:
+    """The library's number of a policy, and its parameter; any for one that ranks nothing here."""
+    name, parameter = policy.compiled() or ("POLICY_SELECTIVE", 0.0)
+    return constant(name), parameter

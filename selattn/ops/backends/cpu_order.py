@@ -10,7 +10,7 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops.backends import plain_order
-from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, dense_rows, rules_fields
+from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, dense_rows, policy_number, rules_fields
 from selattn.ops.backends.plain_order import Strip
 from selattn.ops.operator import Arguments
 from selattn.ops.order import Order, OrderRequest, Ranking
@@ -47,7 +47,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
         if torch.compiler.is_exporting():
             raise SelattnError("budgets with a sparse pattern or a separate form cannot be exported: leave them out")
         return plain_order.order(request, order_of_strip)
-    number, parameter = policy.compiled() or (0, 0.0)
+    number, parameter = policy_number(policy)
     selects = policy.needs_weights or policy.needs_f
     bias = position_bias(rules, tokens.query, request.positions) if selects else None
     call = Call(
@@ -149,7 +149,7 @@ def order_of_strip(
         "shift": strip.shift,
     }
     selecting = strip.selecting if strip.selected is not None else []
-    kind = policy.compiled() or (0, 0.0)
+    kind = policy_number(policy)
     return _evict(fields, kind, budget, selecting, strip.positions, before, history)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from selattn.ops.backends.cpu_library import DTYPES, call_library, dense_rows, rules_fields
+from selattn.ops.backends.cpu_library import DTYPES, call_library, dense_rows, policy_number, rules_fields
 from selattn.ops.backends.cpu_order import refusal
 from selattn.ops.order import StepRequest
 from selattn.ops.rules import position_bias
@@ -42,7 +42,7 @@ def step(request: StepRequest) -> Tensor:
     groups, places, value_size = values.shape[1:]
     out = query.new_empty(batch, heads, 1, value_size) if real is None else query.new_zeros(batch, heads, 1, value_size)
     bias = None if rules.bias is None else _bias(request)
-    number, parameter = request.policy.compiled() or (0, 0.0)
+    number, parameter = policy_number(request.policy)
     packed = struct("Step").pack(
         policy=number,
         parameter=parameter,
