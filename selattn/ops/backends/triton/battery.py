@@ -193,8 +193,8 @@ class _HighestF:
     def update(self, score: Tensor, weights: Tensor) -> Tensor:
         return score
 
-    def compiled(self) -> tuple[int, float] | None:
-        return 0, 0.0
+    def compiled(self) -> tuple[str, float] | None:
+        return "POLICY_SELECTIVE", 0.0
 
 
 @dataclass

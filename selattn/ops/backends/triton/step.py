@@ -17,7 +17,7 @@ from selattn.ops.order import Ranking, StepRequest
 from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
 
-SELECTIVE, WINDOW = 0, 3  # policies by their numbers in csrc/cache/policies.h
+NUMBERS = {"POLICY_SELECTIVE": 0, "POLICY_WINDOW": 3}  # of the policies that kernels/step.py knows
 
 
 class Step(NamedTuple):
@@ -80,7 +80,7 @@ def policy_refusal(policy: Ranking, orders: int) -> str | None:
     """Why the kernels cannot find out who leaves by this policy; None if they can."""
     known = policy.compiled()
     reasons = {
-        f"it does not know the policy {policy.name!r}": known is None or known[0] not in (SELECTIVE, WINDOW),
+        f"it does not know the policy {policy.name!r}": known is None or known[0] not in NUMBERS,
         "it has one order of eviction for all heads": orders > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -109,8 +109,8 @@ def rules_refusal(rules: Rules) -> str | None:
 
 def ranked_by(policy: Ranking, budget: int) -> tuple[int, int]:
     """The policy's number, and how many of the first tokens are safe."""
-    number, parameter = policy.compiled() or (SELECTIVE, 0.0)
-    return number, min(int(parameter), budget - 1) if number == WINDOW else 0
+    name, parameter = policy.compiled() or ("POLICY_SELECTIVE", 0.0)
+    return NUMBERS[name], min(int(parameter), budget - 1) if name == "POLICY_WINDOW" else 0
 
 
 class Call(NamedTuple):

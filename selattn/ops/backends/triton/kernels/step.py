@@ -15,7 +15,7 @@ import triton.language as tl
 
 from selattn.ops.backends.triton.kernels.common import LOG2E, NEVER, capped
 
-SELECTIVE = tl.constexpr(0)  # as in csrc/cache/policies.h
+SELECTIVE = tl.constexpr(0)  # as in `NUMBERS` of ../step.py
 WINDOW = tl.constexpr(3)
 
 
