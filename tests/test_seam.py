@@ -5,20 +5,26 @@ import inspect
 import pytest
 import torch
 
+import selattn
 from selattn import Budgets, Policy, Window
+from selattn.data import Reading
 from selattn.errors import SelattnError
-from selattn.evaluation import log_perplexity
+from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.decoding import measure_decoding
 from selattn.evaluation.kv_size import kv_size
+from selattn.evaluation.subjects import Subject
+from selattn.evaluation.text import Text
 from selattn.models import seam
 from selattn.models.engine import Engine
 from selattn.models.generation import continued
 from selattn.models.loading import load
 from selattn.models.sampling import sampler
+from selattn.models.sentencepiece import from_sentencepiece
 from selattn.models.tokenizer import Tokenizer
 from selattn.pruning import Procedure, first_step, steps
 from selattn.pruning.whole import WholeTrials, make_trials
 from selattn.utils.distributed import Team
+from tests.evaluation.folders import pieces, text_file
 from tests.models.tiny import tiny
 from tests.own_model import Notebook, OwnModel
 from tests.pruning.cases import batches, literal, loss, model, rows
@@ -96,7 +102,7 @@ def test_layer_by_layer_a_search_finds_what_it_finds_with_whole_forwards():
         found.append(path + list(steps(trials, Procedure(CONTEXT, 8), path)))
     assert [step.budgets for step in found[0]] == [step.budgets for step in found[1]]
     assert [step.loss for step in found[0]] == pytest.approx([step.loss for step in found[1]], rel=1e-12)
-    work = [path[-1].work["layer_evaluations"] for path in found]
+    work = [path[-1].work.layer_evaluations for path in found]
     assert work[0] < work[1]
 
 
@@ -150,11 +156,54 @@ def test_texts_of_an_own_model_join_and_leave():
         assert written[row][: ends[0] + 1] == want
 
 
-def test_it_is_loaded_with_a_tokenizer():
-    from selattn.models.sentencepiece import from_sentencepiece
-    from tests.evaluation.folders import pieces
+@pytest.fixture
+def text(tmp_path, monkeypatch):
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return Text(str(text_file(tmp_path / "text.txt", documents=40)), reading=Reading(validation=0.8))
 
-    own, tokenizer = OwnModel(vocabulary=300), from_sentencepiece(pieces(), "the pieces")
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return from_sentencepiece(pieces(), "the pieces")
+
+
+def test_evaluated_by_one_call(text, tokenizer):
+    """With policies of one's own, too; a record can be made of it, and taken up again."""
+    own = load(OwnModel(300, context=32), tokenizer)
+    subjects = [own, Subject("pruned", own, Budgets(6)), Subject("newest", own, Budgets(6), Newest())]
+    found = selattn.evaluate(subjects, text, rows=6, speed=True, record="record.json")
+    batches = make_batches(text.rows(own.tokenizer, 32).take(6), 8)
+    for one, (budgets, policy) in zip(found.models, [(None, None), (6, None), (6, Newest())], strict=True):
+        want = log_perplexity(own.model, batches, Budgets.of(budgets), policy)
+        assert one.text["text.txt"].loss == want
+        assert one.parameters == sum(weight.numel() for weight in own.model.parameters())
+        assert one.decoding.cache_bytes == 8 * 32
+    assert [(one.model, one.policy) for one in found.models] == [
+        ("OwnModel", "selective"),
+        ("pruned", "selective"),
+        ("newest", "Newest"),
+    ]
+    assert [one.kv.held for one in found.models] == [(32, 32), (6, 6), (6, 6)]
+
+
+def test_searched_by_one_call(text, tokenizer):
+    own = load(OwnModel(300, context=32), tokenizer)
+    found = selattn.prune(own, text, "factor=2", rows=4, report_rows=5, step=8, out="search", policy=Newest())
+    assert found.budgets.memory_factor(2, 32) >= 2
+    assert Budgets.load("search/budgets.json") == found.budgets
+    assert selattn.prune(own, text, "factor=2", rows=4, report_rows=5, step=8, out="search", policy=Newest()) == found
+    other = load(OwnModel(300, context=32, seed=1), tokenizer)
+    with pytest.raises(SelattnError, match="holds a search of OwnModel with other weights"):
+        selattn.prune(other, text, "factor=2", rows=4, report_rows=5, step=8, out="search", policy=Newest())
+    with pytest.raises(SelattnError, match="a saved config names built-in policies only, not Newest"):
+        selattn.prune(own, text, "factor=2", policy=Newest(), save_model="copy")
+    with pytest.raises(SelattnError, match="OwnModel was given as an object: save it by its own"):
+        selattn.prune(own, text, "factor=2", rows=4, report_rows=5, out="other", save_model="copy")
+
+
+def test_it_is_loaded_with_a_tokenizer(tokenizer):
+    own = OwnModel(vocabulary=300)
     found = load(own, tokenizer)
     assert load(found) is found
     assert (found.name, found.model, found.description) == ("OwnModel", own, own.description)

@@ -39,12 +39,12 @@ def _trace(args: argparse.Namespace, subject: str) -> Trace:
     if subject.endswith(".json"):
         return Trace.load(subject)
     from selattn.evaluation.subjects import Subject
-    from selattn.eviction import import_policy
+    from selattn.eviction import make_policy
 
     parsed = Subject.parse(subject)
     runs = []
     if parsed.budgets is not None:
-        runs = [(import_policy(parsed.description.policy), parsed.budgets)]
+        runs = [(make_policy(parsed.description.policy), parsed.budgets)]
     elif args.figure == "kept":
         raise SelattnError(f"{subject} has no budgets: give {subject}@64, {subject}@BUDGETS.json or {subject}@64:h2o")
     default = "paper" if parsed.loaded.reads_text else SAMPLE

@@ -63,12 +63,12 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     from rich.console import Console
 
     from selattn.evaluation.subjects import Subject
-    from selattn.eviction import import_policy
+    from selattn.eviction import make_policy
     from selattn.report.explorer import explore
 
     subjects = [Subject.parse(name) for name in args.models]
     also: list[Run] = [
-        (import_policy(each.description.policy), each.budgets) for each in subjects if each.budgets is not None
+        (make_policy(each.description.policy), each.budgets) for each in subjects if each.budgets is not None
     ]
     models = [each.loaded for each in subjects]
     console = Console(stderr=True)

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from selattn.evaluation.subjects import check_budgets, read_budgets
-    from selattn.eviction import import_policy
+    from selattn.eviction import import_policy, make_policy
     from selattn.models.generation import continued
     from selattn.models.loading import load
     from selattn.models.sampling import greedy, sampler
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     with torch.inference_mode():
         count = write(prompt, continued(model, prompt, args.max_new_tokens, cache, choose), loaded, args.ids is None)
     seconds = time.perf_counter() - began
-    in_force = (policy or import_policy(described.policy)).evicts
+    in_force = (policy or make_policy(described.policy)).evicts
     limits = (budgets or described.budgets) if in_force else None
     print(cost(count, seconds, cache, limits), file=sys.stderr)
     return 0

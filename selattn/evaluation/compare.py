@@ -26,12 +26,15 @@ from selattn.evaluation.searches import Skip, skip_name, skipped
 from selattn.evaluation.subjects import Subject, check_context
 from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Data, Text, TextRows, named_texts, text_key
+from selattn.models.loading import Loaded
+from selattn.models.seam import LanguageModel
 from selattn.models.summary import parameters_by_part
 from selattn.utils.distributed import Team
 from selattn.utils.inputs import digest
 from selattn.utils.progress import Progress, counting, nothing
 
-Models = str | Path | Subject | Sequence[str | Path | Subject]
+Model = str | Path | Subject | Loaded | LanguageModel
+Models = Model | Sequence[Model]
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ def evaluate(
     """Measure models side by side; returns what was found, and writes it if there is a place for it.
 
     Args:
-        models: MODEL, MODEL@BUDGETS or MODEL@BUDGETS:POLICY, or several of them; MODEL is a folder or zoo:NAME.
+        models: MODEL, MODEL@BUDGETS or MODEL@BUDGETS:POLICY, or several of them; MODEL is a folder or zoo:NAME. Or a
+            model itself (`selattn.load(model, tokenizer)`), and with budgets a `Subject`.
         data: texts for the log-perplexity: sources as `selattn.data.documents` takes them, or `Text` objects, one,
             several, or by name.
         tasks: multiple choice by name, `all` for all of them.
@@ -124,7 +128,8 @@ def evaluate(
         team: the processes that share the work; None for those that torchrun has started.
     """
     request = Request(named_texts(data), find_tasks(tasks, data_dir), speed, rows, skip, limit, context, batch, seed)
-    subjects = [each if isinstance(each, Subject) else Subject.parse(str(each), policy) for each in _listed(models)]
+    listed: Sequence[Model] = models if isinstance(models, list | tuple) else [models]  # type: ignore[list-item]
+    subjects = [Subject.of(each, policy) for each in listed]
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
@@ -151,7 +156,7 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
         parameters=sum(parameters_by_part(loaded.skeleton).values()),
         context=context,
         budgets=tuple(budgets) if isinstance(budgets, list) else budgets,
-        policy=described.policy,
+        policy=subject.policy_name,
         kv=KV.of(kv_size(described, context)),
     )
     model = {"fingerprint": about.fingerprint, "budgets": budgets, "policy": about.policy}
@@ -169,7 +174,7 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
             "part": "task",
             **model,
             "task": name,
-            "tokenizer": digest(sorted(loaded.folder.glob("*token*"))),
+            "tokenizer": tokenizer.fingerprint,
             "questions": None if file is None else digest([file]),
             **{name: getattr(request, name) for name in ("limit", "batch", "seed")},
         }
@@ -234,7 +239,3 @@ def _settings(request: Request) -> Settings:
         limit=request.limit,
         batch=request.batch,
     )
-
-
-def _listed(models: Models) -> Sequence[str | Path | Subject]:
-    return [models] if isinstance(models, str | Path | Subject) else models

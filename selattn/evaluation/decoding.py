@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selattn.eviction import Budgets, import_policy
+from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel
 
 
@@ -40,7 +40,7 @@ def measure_decoding(
     steps: int = 32,
     seed: int = 0,
     budgets: Budgets | None = None,
-    policy: str | None = None,
+    policy: str | Policy | None = None,
 ) -> Decoding:
     """Fill a cache with random tokens up to the last `steps`, then decode these one by one.
 

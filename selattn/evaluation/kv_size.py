@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selattn.eviction import Budgets, import_policy
+from selattn.eviction import Budgets, Policy, import_policy, make_policy
 from selattn.models.kinds import AttentionKind
 from selattn.models.seam import Description
 from selattn.ops.patterns import pattern_visible
@@ -45,11 +45,14 @@ class KVSize:
         return self.context / self.mean
 
 
-def kv_size(model: Description, context: int, budgets: Budgets | None = None, policy: str | None = None) -> KVSize:
+def kv_size(
+    model: Description, context: int, budgets: Budgets | None = None, policy: str | Policy | None = None
+) -> KVSize:
     """Of a model at a context of N tokens; its own budgets and policy unless others are given."""
     budgets = budgets or model.budgets
     limits: list[int] = [context] * model.layers
-    if budgets is not None and import_policy(policy or model.policy).evicts:
+    chosen = make_policy(model.policy) if policy is None else import_policy(policy)
+    if budgets is not None and chosen.evicts:
         limits = [min(k, context) for k in budgets.for_layers(model.layers)]
     kinds = {kind: _unlimited(kind, context, model.heads) for kind in model.kinds}
     sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(model.kinds, limits, strict=True)]

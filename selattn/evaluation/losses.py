@@ -64,7 +64,7 @@ def log_perplexity(
     """
     team = team or Team()
     sums = []
-    chosen = import_policy(policy) if isinstance(policy, str) else policy
+    chosen = None if policy is None else import_policy(policy)
     with torch.inference_mode():
         for batch in team.share(batches):
             here = batch.to(model.device)

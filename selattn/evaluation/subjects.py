@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, import_policy
+from selattn.eviction import Budgets, Policy, import_policy, make_policy, policy_name
 from selattn.models.loading import Loaded, load
-from selattn.models.seam import Description
+from selattn.models.seam import Description, LanguageModel
 
 BUDGETS = "budgets.json"  # of a search, in its folder
 NONE = "none"  # the policy that drops nothing
@@ -29,13 +29,23 @@ class Subject:
         name: as the user wrote it.
         loaded: the model.
         budgets: K_l; None for those of its config, which usually has none.
-        policy: who leaves when a layer is full, a name or `package.module:Class`; None for the config's.
+        policy: who leaves when a layer is full: a name, `package.module:Class`, or a policy; None for the config's.
     """
 
     name: str
     loaded: Loaded
     budgets: Budgets | None = None
-    policy: str | None = None
+    policy: str | Policy | None = None
+
+    @classmethod
+    def of(cls, model: str | Path | Subject | Loaded | LanguageModel, default: str | None = None) -> Subject:
+        """Of a model that a user names, or gives as it is."""
+        if isinstance(model, Subject):
+            return model
+        if isinstance(model, str | Path):
+            return cls.parse(str(model), default)
+        found = load(model)
+        return cls(found.name, found)
 
     @classmethod
     def parse(cls, text: str, default: str | None = None) -> Subject:
@@ -65,7 +75,13 @@ class Subject:
     def description(self) -> Description:
         """Of the model, with the budgets and the policy that are in force."""
         own = self.loaded.description
-        return replace(own, budgets=self.budgets or own.budgets, policy=self.policy or own.policy)
+        policy = own.policy if self.policy is None else import_policy(self.policy)
+        return replace(own, budgets=self.budgets or own.budgets, policy=policy)
+
+    @property
+    def policy_name(self) -> str:
+        """Who leaves, for tables and records."""
+        return policy_name(self.loaded.description.policy if self.policy is None else self.policy)
 
 
 def read_budgets(text: str) -> Budgets:
@@ -86,12 +102,15 @@ def read_budgets(text: str) -> Budgets:
     return budgets
 
 
-def check_budgets(budgets: Budgets, model: Description, policy: str | None) -> None:
+def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | None) -> None:
     """Raise for budgets that a model cannot have, or that a policy would not heed."""
     budgets.for_layers(model.layers)
-    policy = policy or model.policy
-    if not import_policy(policy).evicts:
-        raise SelattnError(f"the policy {policy!r} drops nothing, whatever the budgets: leave them out, or change it")
+    chosen = make_policy(model.policy) if policy is None else import_policy(policy)
+    if not chosen.evicts:
+        raise SelattnError(
+            f"the policy {policy_name(policy or model.policy)!r} drops nothing, whatever the budgets: "
+            "leave them out, or change it"
+        )
 
 
 def check_context(name: str, model: Description, context: int) -> None:

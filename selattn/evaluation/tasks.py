@@ -18,7 +18,7 @@ from typing import Any
 from selattn.data.files import read_objects
 from selattn.errors import SelattnError
 from selattn.evaluation.results import TaskResult
-from selattn.eviction import Budgets, import_policy
+from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel
 from selattn.utils.folders import cache_folder
 from selattn.utils.suggest import advice
@@ -124,7 +124,7 @@ def make_scorer(
     tokenizer: Any,
     batch: int = 16,
     budgets: Budgets | None = None,
-    policy: str | None = None,
+    policy: str | Policy | None = None,
 ) -> Any:
     """What lm-eval asks the likelihoods of.
 

@@ -13,6 +13,7 @@ from selattn.eviction.policies import (
     Window,
     import_policy,
     make_policy,
+    policy_name,
 )
 from selattn.ops.order import NEVER, Kept
 
@@ -34,4 +35,5 @@ __all__ = [
     "in_force",
     "kept_positions",
     "make_policy",
+    "policy_name",
 ]

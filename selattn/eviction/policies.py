@@ -247,11 +247,18 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
 
 
-def import_policy(text: str) -> Policy:
-    """A policy of the user's own from the command line, `package.module:Class`; or one of the names.
+def policy_name(policy: str | Policy) -> str:
+    """What a policy is called in tables and records: as it was written, or the object's own name."""
+    return policy.name if isinstance(policy, Policy) else policy
 
-    Only a command line is read so: a name in a model's config never makes anything be imported.
+
+def import_policy(text: str | Policy) -> Policy:
+    """A policy that a user names: `package.module:Class` for one of the user's own, or one of the names; or the policy.
+
+    Only what a user says is read so: a name in a model's config never makes anything be imported.
     """
+    if isinstance(text, Policy):
+        return text
     module, colon, name = text.partition(":")
     if not colon:
         return make_policy(text)

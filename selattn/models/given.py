@@ -83,6 +83,10 @@ class Given(Loaded):
     def check(self) -> None:
         """It has been loaded."""
 
+    def check_saving(self) -> None:
+        """Only a model that was named can be copied."""
+        raise SelattnError(f"{self.name} was given as an object: save it by its own save_pretrained")
+
 
 def given(model: LanguageModel, tokenizer: Tokenizer | PreTrainedTokenizerBase | None) -> Given:
     """A model that is there already; one line for what is none."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets
 from selattn.models.config import SelectiveConfig
 from selattn.models.seam import Description, LanguageModel
 from selattn.models.stock.families import FAMILIES
@@ -66,6 +68,9 @@ class Format(Protocol):
 
     def files(self, folder: Path) -> list[Path]:
         """What decides what the model computes: weights and config."""
+
+    def save_pruned(self, folder: Path, to: Path, budgets: Budgets, policy: str) -> None:
+        """A copy in the folder `to`, whose config has these budgets and this policy."""
 
 
 class OwnFormat:
@@ -112,6 +117,15 @@ class OwnFormat:
     def files(self, folder: Path) -> list[Path]:
         """The weights, then the config."""
         return [*sorted(folder.glob("*.safetensors")), folder / CONFIG]
+
+    def save_pruned(self, folder: Path, to: Path, budgets: Budgets, policy: str) -> None:
+        """The same files, and another config."""
+        for file in folder.iterdir():
+            if file.is_file():
+                shutil.copy2(file, to)
+        config = read_config(folder)
+        config.cache_budgets, config.cache_policy = budgets.to_json(), policy
+        config.save_pretrained(to)
 
 
 FORMATS: tuple[Format, ...] = (GgufFormat(), Llama2cFormat(), OwnFormat(), StockFormat())
@@ -177,6 +191,14 @@ class Loaded:
     def check(self) -> None:
         """Raise unless the weights are whole, without loading them."""
         self.format.check(self.folder, self.config)
+
+    def check_saving(self) -> None:
+        """Raise if `save_pruned` cannot save it."""
+
+    def save_pruned(self, to: Path, budgets: Budgets, policy: str) -> None:
+        """A copy in the folder `to`, whose config has these budgets and this policy."""
+        with quiet():
+            self.format.save_pruned(self.folder, to, budgets, policy)
 
     @property
     def training_seed(self) -> int | None:

@@ -32,7 +32,7 @@ class Description:
         longest: the longest sequence that the model can read; None if there is no such limit.
         heads: query heads of a layer.
         budgets: K_l, in force unless others are given; None for no limit.
-        policy: who leaves when a layer is full, unless another is given.
+        policy: who leaves when a layer is full, unless another is given; as a config has it, one of the names.
         shift: whether a token's selection counts for later queries only.
         ends: the tokens that end a text.
     """
@@ -43,7 +43,7 @@ class Description:
     longest: int | None = None
     heads: int = 1
     budgets: Budgets | None = None
-    policy: str = "selective"
+    policy: str | Policy = "selective"
     shift: bool = True
     ends: tuple[int, ...] = ()
 

@@ -16,7 +16,7 @@ from selattn.evaluation.losses import log_perplexity
 from selattn.evaluation.searches import SearchSettings, Step
 from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
-from selattn.eviction import Budgets
+from selattn.eviction import Budgets, Policy, policy_name
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
 from selattn.pruning.path import append, begin, chosen, claimed, past_steps
@@ -38,7 +38,7 @@ class Job:
     """A search and its report.
 
     Attributes:
-        model: a folder, a run's folder, or zoo:NAME.
+        model: a folder, a run's folder, zoo:NAME, or what `load` gave for one.
         out: the folder of the search.
         text: what is searched on.
         rows: how many of its rows.
@@ -51,13 +51,13 @@ class Job:
         batch: rows that are computed at a time.
     """
 
-    model: str
+    model: str | Loaded
     out: Path
     text: Text
     rows: int
     until: Until
     procedure: Procedure
-    policy: str = "selective"
+    policy: str | Policy = "selective"
     report: Text | None = None
     report_rows: int = 64
     batch: int = 8
@@ -94,7 +94,7 @@ class Pruned:
 def carry_out(job: Job, team: Team, progress: SearchProgress = silent) -> Pruned:
     """Search, or go on searching, and write the budgets."""
     loaded, context = load(job.model), job.procedure.context
-    check_context(job.model, loaded.description, context)
+    check_context(loaded.name, loaded.description, context)
     job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
     tokenizer = loaded.tokenizer
     other = None if job.until.baseline is None else load(job.until.baseline)
@@ -119,8 +119,9 @@ def carry_out(job: Job, team: Team, progress: SearchProgress = silent) -> Pruned
         if other is not None:
             found["baseline"] = log_perplexity(other.model, reported, team=team)
         if team.leads:
-            notes = {"model": job.model, "policy": job.policy, "context": context, "memory_factor": best.factor}
-            Budgets(best.budgets).save(job.out / BUDGETS, **notes, search_loss=best.loss, report=found)
+            notes = {"model": loaded.name, "policy": policy_name(job.policy), "context": context}
+            notes |= {"memory_factor": best.factor, "search_loss": best.loss, "report": found}
+            Budgets(best.budgets).save(job.out / BUDGETS, **notes)
     sizes = Counts(sum(batch.tokens for batch in batches), sum(batch.tokens for batch in reported))
     return Pruned(best, path, not reached, until.limit(path[0].loss), baseline, found, sizes)
 
@@ -188,13 +189,13 @@ def _last(job: Job, layers: int) -> tuple[int, bool]:
 def _settings(job: Job, loaded: Loaded, rows: TextRows) -> SearchSettings:
     """What decides the path, and what model and text are called, which does not."""
     return SearchSettings(
-        model=job.model,
+        model=loaded.name,
         fingerprint=loaded.fingerprint,
         text=job.text,
         tokens=rows.checksum,
         rows=job.rows,
         batch=job.batch,
-        policy=job.policy,
+        policy=policy_name(job.policy),
         **dataclasses.asdict(job.procedure),
     )
 
@@ -205,6 +206,6 @@ def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:
     theirs, ours = other.tokenizer, loaded.tokenizer
     if theirs.fingerprint != ours.fingerprint:
         raise SelattnError(
-            f"the baseline {other.name} has another vocabulary ({theirs.vocab_size} tokens) than {loaded.folder} "
+            f"the baseline {other.name} has another vocabulary ({theirs.vocab_size} tokens) than {loaded.name} "
             f"({ours.vocab_size}): their losses cannot be compared"
         )

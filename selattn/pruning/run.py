@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from selattn.errors import SelattnError
 from selattn.evaluation.searches import PATH, SETTINGS
 from selattn.evaluation.subjects import BUDGETS
 from selattn.evaluation.text import Text
-from selattn.eviction import import_policy
+from selattn.eviction import Policy, import_policy, make_policy, policy_name
 from selattn.models.loading import Loaded, load
+from selattn.models.seam import LanguageModel
 from selattn.pruning.job import Job, Pruned, SearchProgress, carry_out, silent
 from selattn.pruning.record import Counts, SearchRecord
 from selattn.pruning.search import STEP, Procedure
@@ -30,7 +30,7 @@ RECORD, FIGURE = "record.json", "path.png"
 
 
 def prune(
-    model: str | Path,
+    model: str | Path | Loaded | LanguageModel,
     data: str | Path | Text,
     until: str | Sequence[str] | Until,
     *,
@@ -41,7 +41,7 @@ def prune(
     step: int = STEP,
     floor: int | None = None,
     lazy: bool = False,
-    policy: str = "selective",
+    policy: str | Policy = "selective",
     context: int | None = None,
     batch: int = 8,
     record: str | Path | None = None,
@@ -52,7 +52,7 @@ def prune(
     """Search for budgets on some rows of a text, and report on others; the same call goes on if it was interrupted.
 
     Args:
-        model: a folder, a run's folder, or zoo:NAME.
+        model: a folder, a run's folder, zoo:NAME, or a model itself (`selattn.load(model, tokenizer)`).
         data: what to search on: a source as `selattn.data.documents` takes it, or a `Text`.
         until: where to stop, see `selattn.pruning.until`; of several conditions the first that is met.
         out: the folder of the search, where budgets.json, the path and record.json go; by default runs/prune/MODEL.
@@ -62,7 +62,7 @@ def prune(
         step: C, the tokens that a layer gives at a time.
         floor: go on, one token at a time, down to so many; None ends where no layer can give C and keep C.
         lazy: evaluate only layers that can still win.
-        policy: who leaves when a layer is full.
+        policy: who leaves when a layer is full, a name or a policy.
         context: N; None for the model's context size.
         batch: rows at a time.
         record: where the record goes, too.
@@ -73,8 +73,8 @@ def prune(
     loaded = load(model)
     wanted = until if isinstance(until, Until) else parse_until([until] if isinstance(until, str) else until)
     job = Job(
-        model=str(model),
-        out=default_folder(str(model)) if out is None else Path(out),
+        model=loaded,
+        out=default_folder(loaded.name) if out is None else Path(out),
         text=data if isinstance(data, Text) else Text(str(data)),
         rows=rows,
         until=wanted,
@@ -86,16 +86,18 @@ def prune(
     )
     also, copy = (None if path is None else Path(path) for path in (record, save_model))
     _check(job, also, copy)
+    if copy is not None:
+        loaded.check_saving()
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
         found = carry_out(job, team, progress)
         if team.leads:
-            whole = record_of(job, found, loaded.training_seed, team.size)
+            whole = record_of(job, found, loaded, team.size)
             for path in filter(None, (job.out / RECORD, also)):
                 write_record(path, whole, seed=job.text.seed)
             if copy is not None:
-                _save_model(copy, loaded, found, policy)
+                make_folder(copy, lambda part: loaded.save_pruned(part, found.budgets, policy_name(policy)))
     return found
 
 
@@ -104,13 +106,13 @@ def default_folder(model: str) -> Path:
     return Path("runs/prune") / model.removeprefix("zoo:").strip("/").replace("/", "-")
 
 
-def record_of(job: Job, found: Pruned, training_seed: int | None, processes: int) -> SearchRecord:
+def record_of(job: Job, found: Pruned, loaded: Loaded, processes: int) -> SearchRecord:
     """What was searched and found, with the whole path."""
     return SearchRecord(
-        model=job.model,
-        training_seed=training_seed,
+        model=loaded.name,
+        training_seed=loaded.training_seed,
         until=job.until.words(),
-        policy=job.policy,
+        policy=policy_name(job.policy),
         procedure=job.procedure,
         text=job.text,
         report_text=job.report,
@@ -131,30 +133,24 @@ def record_of(job: Job, found: Pruned, training_seed: int | None, processes: int
 
 def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
     """Whether there is something to search for, and all can be written: before the search rather than after it."""
-    if not import_policy(job.policy).evicts:
-        raise SelattnError(f"the policy {job.policy!r} drops nothing: there is nothing to search for")
+    policy, called = import_policy(job.policy), policy_name(job.policy)
+    if not policy.evicts:
+        raise SelattnError(f"the policy {called!r} drops nothing: there is nothing to search for")
     check_output(record)
     for name in (FIGURE, PATH, SETTINGS, BUDGETS):
         if record is not None and record.absolute() == (job.out / name).absolute():
             raise SelattnError(f"the record would take the place of the search's {record}: give it another name")
     if save_model is None:
         return
-    if ":" in job.policy:
-        raise SelattnError(f"a saved config names built-in policies only, not {job.policy}: leave --save-model out")
+    if not _has_name(policy):
+        raise SelattnError(f"a saved config names built-in policies only, not {called}: leave --save-model out")
     check_new_folder(save_model)
     if save_model.absolute() == job.out.absolute():
         raise SelattnError(f"--save-model and --out are both {job.out}: give the model a folder of its own")
 
 
-def _save_model(folder: Path, source: Loaded, found: Pruned, policy: str) -> None:
-    """The model's files, and its config with the budgets and the policy in it."""
-
-    def fill(part: Path) -> None:
-        for file in source.folder.iterdir():
-            if file.is_file():
-                shutil.copy2(file, part)
-        config = source.config
-        config.cache_budgets, config.cache_policy = list(found.step.budgets), policy
-        config.save_pretrained(part)
-
-    make_folder(folder, fill)
+def _has_name(policy: Policy) -> bool:
+    """Whether a name stands for exactly this policy, so that a config can hold it."""
+    with contextlib.suppress(SelattnError):
+        return make_policy(policy.name) == policy
+    return False

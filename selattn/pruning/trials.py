@@ -16,7 +16,7 @@ from torch import Tensor
 
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import count_tokens, head_loss
-from selattn.eviction import import_policy
+from selattn.eviction import Policy, import_policy
 from selattn.models.seam import LayeredModel
 from selattn.utils.distributed import Team
 from selattn.utils.memory import available_memory
@@ -45,7 +45,7 @@ class Trials:
         model: LayeredModel,
         batches: Sequence[Batch],
         budgets: Sequence[int],
-        policy: str = "selective",
+        policy: str | Policy = "selective",
         team: Team | None = None,
         memory: int | None = None,
     ) -> None:

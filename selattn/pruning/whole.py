@@ -8,7 +8,7 @@ import torch
 
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import batch_loss, count_tokens
-from selattn.eviction import Budgets, import_policy
+from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel, LayeredModel
 from selattn.pruning.trials import Trials
 from selattn.utils.distributed import Team
@@ -35,7 +35,7 @@ class WholeTrials:
         model: LanguageModel,
         batches: Sequence[Batch],
         budgets: Sequence[int],
-        policy: str = "selective",
+        policy: str | Policy = "selective",
         team: Team | None = None,
     ) -> None:
         self._model, self._team, self._policy = model, team or Team(), import_policy(policy)
@@ -82,7 +82,7 @@ class WholeTrials:
 
 
 def make_trials(
-    model: LanguageModel, batches: Sequence[Batch], budgets: Sequence[int], policy: str, team: Team
+    model: LanguageModel, batches: Sequence[Batch], budgets: Sequence[int], policy: str | Policy, team: Team
 ) -> Trials | WholeTrials:
     """Trials that cost as little as the model allows."""
     if isinstance(model, LayeredModel):

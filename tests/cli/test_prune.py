@@ -227,6 +227,7 @@ def test_a_copy_of_the_model_carries_its_budgets(whole, here, tmp_path):
 def test_errors_are_one_line(here, tmp_path, monkeypatch, capsys, more, says):
     if more == ["--until", "baseline=other"]:
         model_folder(here / "other", size=290)
+        capsys.readouterr()  # transformers' bar
     monkeypatch.chdir(here)
     words = command(here, tmp_path / "search")
     if more[0] == "--until" and more[1] != "floor":

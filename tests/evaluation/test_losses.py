@@ -8,7 +8,7 @@ from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.subjects import Subject
 from selattn.evaluation.text import Text, text_names
-from selattn.eviction import Budgets
+from selattn.eviction import Budgets, make_policy
 from selattn.models.loading import load
 from tests.evaluation.folders import WORDS, model_folder, text_file
 from tests.pruning.cases import loss, model, rows
@@ -114,8 +114,9 @@ def test_a_subject_is_a_model_with_its_budgets(tmp_path):
         (f"@{tmp_path / 'budgets.json'}:window+4", Budgets((3, 5)), "window+4"),
         (f"@{tmp_path}", Budgets((3, 5)), "selective"),
     ):
-        found = Subject.parse(f"{folder}{text}").description
-        assert (found.budgets, found.policy) == (budgets, policy)
+        found = Subject.parse(f"{folder}{text}")
+        assert (found.description.budgets, found.policy_name) == (budgets, policy)
+        assert make_policy(found.description.policy) == make_policy(policy)
     for text, says in (("@7:h20", "did you mean 'h2o'"), ("@1", "at least 2"), ("@nowhere", "cannot read the budgets")):
         with pytest.raises(SelattnError, match=says):
             Subject.parse(f"{folder}{text}")

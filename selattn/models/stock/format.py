@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets
 from selattn.models.stock.classes import config_class, family_of_config, model_class
 from selattn.models.stock.families import FAMILIES, SELECTIVE
 from selattn.models.stock.make import make_selective
@@ -98,3 +100,12 @@ class StockFormat:
         """The weights, then the config."""
         there = any(folder.glob("*.safetensors"))  # a config alone can be described
         return [*(weight_files(folder) if there else []), folder / CONFIG]
+
+    def save_pruned(self, folder: Path, to: Path, budgets: Budgets, policy: str) -> None:
+        """The model and its tokenizer, saved by transformers."""
+        model = self.model(folder, None)
+        settings = StockSettings.from_dict(model.config.selattn)
+        model.config.selattn = replace(settings, cache_budgets=budgets.to_json(), cache_policy=policy).to_dict()
+        model.save_pretrained(to)
+        if self.has_tokenizer(folder):
+            self.tokenizer(folder, model.config.vocab_size).save_pretrained(to)

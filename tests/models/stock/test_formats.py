@@ -7,6 +7,7 @@ from torch.testing import assert_close
 
 from selattn.cli.main import main
 from selattn.errors import SelattnError
+from selattn.eviction import Budgets
 from selattn.models.loading import load
 from tests.cli.test_convert import write_checkpoint, write_tokenizer
 from tests.models.stock.families import tiny, tokens
@@ -95,3 +96,16 @@ def test_a_gguf_file_that_cannot_be_read(tmp_path):
     (tmp_path / "tiny.gguf").write_bytes(b"GGUF and nothing more")
     with pytest.raises(SelattnError, match="cannot read"):
         load(tmp_path / "tiny.gguf").config  # noqa: B018
+
+
+def test_a_copy_with_budgets_has_them_in_force(tmp_path):
+    """`selattn prune --save-model`: a stock folder becomes one whose config has budgets and policy."""
+    tiny("llama").save_pretrained(tmp_path / "stock")
+    (tmp_path / "copy").mkdir()
+    load(tmp_path / "stock").save_pruned(tmp_path / "copy", Budgets((4, 9)), "tova")
+    found = load(tmp_path / "copy")
+    assert (found.description.budgets, found.description.policy) == (Budgets((4, 9)), "tova")
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        want = load(tmp_path / "stock").model(ids, cache_budgets=Budgets((4, 9)), cache_policy="tova").logits
+        assert torch.equal(found.model(ids).logits, want)
