@@ -1,26 +1,21 @@
 """A backend's forward and backward pass as operators of torch: schema, fake kernel and autograd, made in one place.
 
-torch's operators take tensors and plain numbers. A call (a `Request`, or another NamedTuple) is taken apart into those
-by the names and types of its fields, those of the tuples inside it too, and put together again in the same way, so that
-no backend counts arguments. A backend gives a `Kernel`: what it computes, what comes out (a NamedTuple of tensors), and
-which tensors of the call can have a gradient.
+A backend gives a `Kernel`: what it computes, what comes out (a NamedTuple of tensors), and which tensors of the call
+can have a gradient. What it computes from is a `Request`, or another NamedTuple; see `selattn.ops.arguments`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from selattn.ops import transforms
-from selattn.ops.patterns import Pattern, decode_pattern, encode_pattern
+from selattn.ops.arguments import Arguments
 from selattn.ops.request import Attention, AuxOutput, Request
-from selattn.ops.rules import PositionBias
-from selattn.ops.selection import Selection
 
 Call = TypeVar("Call", bound=tuple[Any, ...])
 Results = TypeVar("Results", bound=tuple[Tensor, ...])
@@ -28,172 +23,6 @@ Saved = Mapping[str, Tensor]  # results of the forward pass, by name
 Came = Mapping[str, Tensor | None]  # gradients of results, by name
 
 DIFFERENTIABLE = ("output", "f", "memory", "final_f")  # of what comes back; all else is for the backward pass
-
-
-class _Numbers(NamedTuple):
-    """All of a call that is no tensor, in two lists: an operator of many arguments is slow to call."""
-
-    ints: list[int]
-    floats: list[float]
-
-
-class _Codec(NamedTuple):
-    """How a plain value is added to the numbers, and read from them again."""
-
-    write: Callable[[Any, _Numbers], None]
-    read: Callable[[Iterator[int], Iterator[float]], Any]
-
-
-def _list_codec(encode: Callable[[Any], list[int]], decode: Callable[[list[int]], Any]) -> _Codec:
-    """Of something that has a form of integers: their number goes before them."""
-
-    def write(value: Any, to: _Numbers) -> None:
-        code = encode(value)
-        to.ints.append(len(code))
-        to.ints.extend(code)
-
-    return _Codec(write, lambda ints, _: decode([next(ints) for _ in range(next(ints))]))
-
-
-def _optional(kind: Callable[[Any], Any], write: Callable[[Any, _Numbers], None], at: int) -> _Codec:
-    """Of a number or None: whether it is there goes before it."""
-
-    def write_or_none(value: Any, to: _Numbers) -> None:
-        to.ints.append(int(value is not None))
-        write(kind(0) if value is None else value, to)
-
-    def read(*numbers: Any) -> Any:
-        there, value = next(numbers[0]), next(numbers[at])
-        return value if there else None
-
-    return _Codec(write_or_none, read)
-
-
-def _write_int(value: int, to: _Numbers) -> None:
-    to.ints.append(int(value))
-
-
-def _write_float(value: float, to: _Numbers) -> None:
-    to.floats.append(float(value))
-
-
-def _write_nothing(value: Any, to: _Numbers) -> None:
-    """Of a function of positions, which is a tensor by the time that an operator is called."""
-    assert value is None, "the bias by positions has to be evaluated before"
-
-
-_CODECS: dict[Any, _Codec] = {
-    int: _Codec(_write_int, lambda ints, _: next(ints)),
-    bool: _Codec(_write_int, lambda ints, _: bool(next(ints))),
-    float: _Codec(_write_float, lambda _, floats: next(floats)),
-    int | None: _optional(int, _write_int, 0),
-    float | None: _optional(float, _write_float, 1),
-    Selection | None: _list_codec(Selection.encode, Selection.decode),
-    Pattern | None: _list_codec(encode_pattern, decode_pattern),
-    PositionBias | None: _Codec(_write_nothing, lambda *_: None),
-}
-
-
-class _OneTensor(NamedTuple):
-    """A field that is a tensor, or can be given as one."""
-
-    schema: str
-    encode: Callable[[Any], Tensor | None] | None = None  # None: as it is
-    decode: Callable[[Tensor | None], Any] | None = None
-
-
-def _encode_strength(strength: float | Tensor) -> Tensor | None:
-    """A tensor, so that a strength that changes is not compiled anew; None for 1."""
-    if isinstance(strength, Tensor):
-        return strength
-    return None if strength == 1.0 else torch.tensor(strength, dtype=torch.float64)
-
-
-def _decode_strength(code: Tensor | None) -> float | Tensor:
-    return 1.0 if code is None else code
-
-
-_TENSORS: dict[Any, _OneTensor] = {
-    Tensor: _OneTensor("Tensor"),
-    Tensor | None: _OneTensor("Tensor?"),
-    float | Tensor: _OneTensor("Tensor?", _encode_strength, _decode_strength),
-}
-
-
-class Arguments:
-    """How a NamedTuple becomes the arguments of an operator: its tensors, then two lists with all its numbers.
-
-    Attributes:
-        tensors: the tensors' names, and their types in the schema.
-    """
-
-    def __init__(self, cls: Any, prefix: str = "") -> None:
-        self.cls = cls
-        self.parts: list[_OneTensor | _Codec | Arguments] = []
-        self.tensors: dict[str, str] = {}
-        for name, kind in get_type_hints(cls).items():
-            part = _TENSORS.get(kind) or _CODECS.get(kind) or Arguments(kind, f"{prefix}{name}_")
-            self.parts.append(part)
-            if isinstance(part, _OneTensor):
-                self.tensors[prefix + name] = part.schema
-            elif isinstance(part, Arguments):
-                self.tensors |= part.tensors
-        self._numbers = lru_cache(maxsize=256)(self._read_numbers)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Of the arguments."""
-        return (*self.tensors, "ints", "floats")
-
-    @property
-    def schema(self) -> str:
-        """The arguments as torch declares them."""
-        return ", ".join([*(f"{kind} {name}" for name, kind in self.tensors.items()), "int[] ints", "float[] floats"])
-
-    def flatten(self, value: Any) -> list[Any]:
-        """The arguments."""
-        tensors: list[Tensor | None] = []
-        numbers = _Numbers([], [])
-        self._take_apart(value, tensors, numbers)
-        return [*tensors, *numbers]
-
-    def _take_apart(self, value: Any, tensors: list[Tensor | None], numbers: _Numbers) -> None:
-        for each, part in zip(value, self.parts, strict=True):
-            if isinstance(part, Arguments):
-                part._take_apart(each, tensors, numbers)
-            elif isinstance(part, _OneTensor):
-                tensors.append(each if part.encode is None else part.encode(each))
-            else:
-                part.write(each, numbers)
-
-    def build(self, args: Iterable[Any]) -> Any:
-        """What `flatten` took apart."""
-        *tensors, ints, floats = args
-        return self._build(iter(tensors), iter(self._numbers(tuple(ints), tuple(floats))))
-
-    def _build(self, tensors: Iterator[Tensor | None], plain: Iterator[Any]) -> Any:
-        values = []
-        for part in self.parts:
-            if isinstance(part, Arguments):
-                values.append(part._build(tensors, plain))
-            elif isinstance(part, _OneTensor):
-                values.append(next(tensors) if part.decode is None else part.decode(next(tensors)))
-            else:
-                values.append(next(plain))
-        return self.cls(*values)
-
-    def _read_numbers(self, ints: tuple[int, ...], floats: tuple[float, ...]) -> tuple[Any, ...]:
-        """The plain values of all fields, in their order."""
-        numbers = iter(ints), iter(floats)
-
-        def read(parts: list[_OneTensor | _Codec | Arguments]) -> Iterator[Any]:
-            for part in parts:
-                if isinstance(part, Arguments):
-                    yield from read(part.parts)
-                elif isinstance(part, _Codec):
-                    yield part.read(*numbers)
-
-        return tuple(read(self.parts))
 
 
 @dataclass(frozen=True)
@@ -261,7 +90,8 @@ class Operator(Generic[Call, Results]):
             given = iter(args)
             saved = {name: next(given) for name in kernel.saved}
             came = {name: next(given) for name in self.came}
-            needed = frozenset(name for name, need in zip(kernel.gradients, next(given), strict=True) if need)
+            flags = next(given)
+            needed = frozenset(name for i, name in enumerate(kernel.gradients) if flags >> i & 1)
             return self.arguments.build(given), saved, came, needed
 
         def run(*args: Any) -> tuple[Tensor, ...]:
@@ -279,7 +109,7 @@ class Operator(Generic[Call, Results]):
             f"selattn::{kernel.name}_backward",
             run,
             mutates_args=(),
-            schema=f"({', '.join(declared)}, bool[] needed, {self.arguments.schema}) -> ({_tensors(kernel.gradients)})",
+            schema=f"({', '.join(declared)}, int needed, {self.arguments.schema}) -> ({_tensors(kernel.gradients)})",
         )
 
         @op.register_fake
@@ -298,7 +128,7 @@ class Operator(Generic[Call, Results]):
         ctx.set_materialize_grads(False)
         found = dict(zip(self.fields, output, strict=True))
         ctx.mark_non_differentiable(*(x for name, x in found.items() if name not in self.came))
-        *tensors, ctx.ints, ctx.floats = inputs
+        *tensors, ctx.numbers = inputs
         ctx.there = [x is not None for x in tensors]
         saved = [found[name] for name in self.kernel.saved]
         ctx.save_for_backward(*saved, *(x for x in tensors if x is not None))
@@ -310,11 +140,14 @@ class Operator(Generic[Call, Results]):
         # What was not asked for is empty, and so is what comes back for it.
         came = dict(zip(self.fields, d_results, strict=True))
         d_asked = [x if x is not None and x.numel() else None for x in (came[name] for name in self.came)]
-        needs = dict(zip(self.arguments.names, ctx.needs_input_grad, strict=True))
-        needed = [needs[name] for name in self.kernel.gradients]
-        values = self._call_backward(*saved, *d_asked, needed, *tensors, ctx.ints, ctx.floats)
+        needs = dict(zip(self.arguments.tensors, ctx.needs_input_grad, strict=False))
+        values = self._call_backward(*saved, *d_asked, self.flags(needs), *tensors, ctx.numbers)
         found = dict(zip(self.kernel.gradients, values, strict=True))
-        return tuple(found.get(name) if need else None for name, need in needs.items())
+        return (*(found.get(name) if need else None for name, need in needs.items()), None)  # none for the numbers
+
+    def flags(self, needs: Mapping[str, bool]) -> int:
+        """What is needed, as the backward operator is told: a bit for each of the kernel's gradients."""
+        return sum(needs[name] << i for i, name in enumerate(self.kernel.gradients))
 
     def _refuse_second(self, ctx: Any, *came: Any) -> None:
         raise RuntimeError(

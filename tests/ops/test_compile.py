@@ -183,7 +183,7 @@ def check_operator(operator, request):
     found = dict(zip(operator.kernel.results._fields, operator.forward(*plain), strict=True))
     saved = [found[name] for name in operator.kernel.saved]
     came = [torch.ones_like(found[name]) if found[name].numel() else None for name in operator.came]
-    needs = [getattr(request, name) is not None for name in operator.kernel.gradients]
+    needs = operator.flags({name: getattr(request, name) is not None for name in operator.kernel.gradients})
     torch.library.opcheck(operator.backward, (*saved, *came, needs, *plain))
 
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
+from selattn.ops.arguments import Arguments
 from selattn.ops.backends import plain_order
 from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, dense_rows, policy_number, rules_fields
 from selattn.ops.backends.plain_order import Strip
-from selattn.ops.operator import Arguments
 from selattn.ops.order import Order, OrderRequest, Ranking
 from selattn.ops.rules import Rules, position_bias
 from selattn.ops.tokens import Tokens

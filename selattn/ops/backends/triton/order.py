@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops.arguments import Arguments
 from selattn.ops.backends.triton.arguments import Rows
 from selattn.ops.backends.triton.configs import choose
 from selattn.ops.backends.triton.launch import launch, on
 from selattn.ops.backends.triton.prepare import heads_on, padded, precision_of, rows_of
 from selattn.ops.backends.triton.step import policy_refusal, ranked_by, rules_refusal
 from selattn.ops.backends.triton.support import cannot_hold
-from selattn.ops.operator import Arguments
 from selattn.ops.order import Order, OrderRequest
 from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection

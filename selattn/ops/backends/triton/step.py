@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops.arguments import Arguments
 from selattn.ops.backends.triton.arguments import Rows
 from selattn.ops.backends.triton.configs import choose
 from selattn.ops.backends.triton.launch import launch, on
 from selattn.ops.backends.triton.prepare import heads_on, padded, precision_of, rows_of
 from selattn.ops.backends.triton.support import cannot_hold
-from selattn.ops.operator import Arguments
 from selattn.ops.order import Ranking, StepRequest
 from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection

@@ -1,0 +1,169 @@
+"""How a call (a `Request`, or another NamedTuple) becomes the arguments of an operator of torch, and back.
+
+torch's operators take tensors and plain numbers. A call is taken apart by the types of its fields, those of the tuples
+inside it too, and put together again in the same order, so that nobody counts arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple, get_type_hints
+
+import torch
+from torch import Tensor
+
+from selattn.ops.patterns import Pattern, decode_pattern, encode_pattern
+from selattn.ops.rules import PositionBias
+from selattn.ops.selection import Selection
+
+
+class _Codec(NamedTuple):
+    """How a plain value is added to a list of numbers, and read from it again."""
+
+    write: Callable[[Any, list[float]], None]
+    read: Callable[[Iterator[float]], Any]
+
+
+def _number(kind: Callable[[float], Any]) -> _Codec:
+    return _Codec(lambda value, to: to.append(float(value)), lambda numbers: kind(next(numbers)))
+
+
+def _optional(kind: Callable[[float], Any]) -> _Codec:
+    """Of a number or None: whether it is there goes before it."""
+
+    def write(value: Any, to: list[float]) -> None:
+        to += (0.0, 0.0) if value is None else (1.0, float(value))
+
+    def read(numbers: Iterator[float]) -> Any:
+        there, value = next(numbers), next(numbers)
+        return kind(value) if there else None
+
+    return _Codec(write, read)
+
+
+def _several(encode: Callable[[Any], list[int]], decode: Callable[[list[int]], Any]) -> _Codec:
+    """Of something that has a form of integers: how many they are goes before them."""
+
+    def write(value: Any, to: list[float]) -> None:
+        code = encode(value)
+        to.append(float(len(code)))
+        to += [float(x) for x in code]
+
+    return _Codec(write, lambda numbers: decode([int(next(numbers)) for _ in range(int(next(numbers)))]))
+
+
+def _write_nothing(value: Any, to: list[float]) -> None:
+    """Of a function of positions, which is a tensor by the time that an operator is called."""
+    assert value is None, "the bias by positions has to be evaluated before"
+
+
+_CODECS: dict[Any, _Codec] = {
+    int: _number(int),
+    bool: _number(bool),
+    float: _number(float),
+    int | None: _optional(int),
+    float | None: _optional(float),
+    Selection | None: _several(Selection.encode, Selection.decode),
+    Pattern | None: _several(encode_pattern, decode_pattern),
+    PositionBias | None: _Codec(_write_nothing, lambda _: None),
+}
+
+
+class _OneTensor(NamedTuple):
+    """A field that is a tensor, or can be given as one."""
+
+    schema: str
+    encode: Callable[[Any], Tensor | None] | None = None  # None: as it is
+    decode: Callable[[Tensor | None], Any] | None = None
+
+
+def _encode_strength(strength: float | Tensor) -> Tensor | None:
+    """A tensor, so that a strength that changes is not compiled anew; None for 1."""
+    if isinstance(strength, Tensor):
+        return strength
+    return None if strength == 1.0 else torch.tensor(strength, dtype=torch.float64)
+
+
+def _decode_strength(code: Tensor | None) -> float | Tensor:
+    return 1.0 if code is None else code
+
+
+_TENSORS: dict[Any, _OneTensor] = {
+    Tensor: _OneTensor("Tensor"),
+    Tensor | None: _OneTensor("Tensor?"),
+    float | Tensor: _OneTensor("Tensor?", _encode_strength, _decode_strength),
+}
+
+
+class Arguments:
+    """The arguments that a NamedTuple becomes: its tensors, then one list of all its numbers.
+
+    One list, because an operator of many arguments is slow to call.
+
+    Attributes:
+        tensors: the tensors' names, and their types in the schema.
+    """
+
+    def __init__(self, cls: Any, prefix: str = "") -> None:
+        self.cls = cls
+        self.parts: list[_OneTensor | _Codec | Arguments] = []
+        self.tensors: dict[str, str] = {}
+        for name, kind in get_type_hints(cls).items():
+            part = _TENSORS.get(kind) or _CODECS.get(kind) or Arguments(kind, f"{prefix}{name}_")
+            self.parts.append(part)
+            if isinstance(part, _OneTensor):
+                self.tensors[prefix + name] = part.schema
+            elif isinstance(part, Arguments):
+                self.tensors |= part.tensors
+        self._plain = lru_cache(maxsize=256)(self._read)
+
+    @property
+    def schema(self) -> str:
+        """The arguments as torch declares them."""
+        return ", ".join([*(f"{kind} {name}" for name, kind in self.tensors.items()), "float[] numbers"])
+
+    def flatten(self, value: Any) -> list[Any]:
+        """The arguments."""
+        tensors: list[Tensor | None] = []
+        numbers: list[float] = []
+        self._take_apart(value, tensors, numbers)
+        return [*tensors, numbers]
+
+    def _take_apart(self, value: Any, tensors: list[Tensor | None], numbers: list[float]) -> None:
+        for each, part in zip(value, self.parts, strict=True):
+            if isinstance(part, Arguments):
+                part._take_apart(each, tensors, numbers)
+            elif isinstance(part, _OneTensor):
+                tensors.append(each if part.encode is None else part.encode(each))
+            else:
+                part.write(each, numbers)
+
+    def build(self, args: Iterable[Any]) -> Any:
+        """What `flatten` took apart."""
+        *tensors, numbers = args
+        return self._build(iter(tensors), iter(self._plain(tuple(numbers))))
+
+    def _build(self, tensors: Iterator[Tensor | None], plain: Iterator[Any]) -> Any:
+        values = []
+        for part in self.parts:
+            if isinstance(part, Arguments):
+                values.append(part._build(tensors, plain))
+            elif isinstance(part, _OneTensor):
+                values.append(next(tensors) if part.decode is None else part.decode(next(tensors)))
+            else:
+                values.append(next(plain))
+        return self.cls(*values)
+
+    def _read(self, given: tuple[float, ...]) -> tuple[Any, ...]:
+        """The plain values of all fields, in their order."""
+        numbers = iter(given)
+
+        def read(parts: list[_OneTensor | _Codec | Arguments]) -> Iterator[Any]:
+            for part in parts:
+                if isinstance(part, Arguments):
+                    yield from read(part.parts)
+                elif isinstance(part, _Codec):
+                    yield part.read(numbers)
+
+        return tuple(read(self.parts))
