@@ -1,22 +1,15 @@
 """The second half of `selattn demo`: two small models learn Variable Assignment, one with selective attention."""
 
-import dataclasses
-import tempfile
-import time
-from pathlib import Path
-from typing import Any
-
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from selattn.cli import _draw
 from selattn.data import VariableAssignment
-from selattn.training import Finished, RunConfig, train
+from selattn.training import RunConfig
+from selattn.training.contest import KINDS, Contest, contest, contest_runs
 from selattn.training.display import Bar, Display, Lines
-from selattn.training.runs import find_run
-
-KINDS = ("selective", "standard")
+from selattn.training.record import LogLine
 
 
 class Evaluations(Lines):
@@ -26,30 +19,25 @@ class Evaluations(Lines):
         super().__init__(console)
         self.title = title
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: LogLine) -> None:
         """Leave the training records out."""
         if "evaluation" in record:
             right = " and ".join(f"{found['accuracy']:.1%}" for found in record["evaluation"].values())
             self.console.print(f"{self.title} attention, step {record['step']}: {right} right")
 
 
-def contest(console: Console, steps: int | None) -> bool:
+def show_contest(console: Console, steps: int | None) -> bool:
     """Train both and show what came of it; False if it was interrupted."""
-    runs = {kind: _run(kind, steps) for kind in KINDS}
-    task = runs["selective"].data
-    assert isinstance(task, VariableAssignment)
-    introduce(task, runs["selective"], console)
-    finished: dict[str, Finished] = {}
-    begun = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, run in runs.items():
-            finished[kind] = train(run, Path(folder) / kind, display=_display(console, kind))
-            if finished[kind].interrupted:
-                return False
+    run = contest_runs(steps)["selective"]
+    assert isinstance(run.data, VariableAssignment)
+    introduce(run.data, run, console)
+    found = contest(steps, lambda kind: _display(console, kind))
+    if found is None:
+        return False
     console.print()
-    draw_accuracy(finished, task, console)
-    draw_kept(finished, console)
-    console.print(f"[dim]{time.perf_counter() - begun:.0f} seconds of training and evaluation[/]\n")
+    draw_accuracy(found, run.data, console)
+    draw_kept(found, console)
+    console.print(f"[dim]{found.seconds:.0f} seconds of training and evaluation[/]\n")
     return True
 
 
@@ -67,7 +55,7 @@ def introduce(task: VariableAssignment, run: RunConfig, console: Console) -> Non
     console.print(Text(task.render(task.dataset(0, 1)[0]["input_ids"]), "cyan"), end="\n\n")
 
 
-def draw_accuracy(finished: dict[str, Finished], task: VariableAssignment, console: Console) -> None:
+def draw_accuracy(found: Contest, task: VariableAssignment, console: Console) -> None:
     """Both accuracies side by side, beside chance."""
     few = task.out_of_distribution().drawn_values
     rows = {
@@ -80,27 +68,18 @@ def draw_accuracy(finished: dict[str, Finished], task: VariableAssignment, conso
         table.add_column(f"{kind} attention", justify="right")
     table.add_column("chance", justify="right", style="dim")
     for label, (name, chance) in rows.items():
-        found = [finished[kind].record["evaluation"][name]["accuracy"] for kind in KINDS]
-        best = max(found)
-        table.add_row(label, *(Text(f"{a:.1%}", "bold green" if a == best else "") for a in found), f"{chance:.0%}")
+        right = [found.scores[kind][name].accuracy or 0.0 for kind in KINDS]
+        best = max(right)
+        table.add_row(label, *(Text(f"{a:.1%}", "bold green" if a == best else "") for a in right), f"{chance:.0%}")
     console.print(table, "")
 
 
-def draw_kept(finished: dict[str, Finished], console: Console) -> None:
+def draw_kept(found: Contest, console: Console) -> None:
     """What each layer of the selective model keeps; a standard one keeps all."""
-    kept = finished["selective"].record["evaluation"]["validation"]["kept"]
+    kept = [share or 0.0 for share in found.scores["selective"]["validation"].kept or ()]  # every layer selects
     console.print("[bold]What the selective model keeps[/]  of a sequence at most (standard: all)")
     labels = [f"layer {layer}" for layer in range(1, len(kept) + 1)]
     console.print(_draw.bars(labels, {"": kept}, width=min(console.width, 104) // 2), "")
-
-
-def _run(kind: str, steps: int | None) -> RunConfig:
-    run = find_run(f"variable-assignment-small-{kind}")
-    run = dataclasses.replace(run, checkpoints=dataclasses.replace(run.checkpoints, every=run.schedule.steps))
-    if steps is None:
-        return run
-    schedule = dataclasses.replace(run.schedule, steps=steps, warmup=min(run.schedule.warmup, steps))
-    return dataclasses.replace(run, schedule=schedule)
 
 
 def _display(console: Console, kind: str) -> Display:

@@ -14,7 +14,7 @@ from selattn.cli import _options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.cli._assignment import Example
+    from selattn.report.assignment import Example
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -30,17 +30,17 @@ def run(args: argparse.Namespace) -> int:
         _options.refuse(args, ["steps"], "--example trains nothing")
     from rich.console import Console
 
-    from selattn.cli._assignment import compute
+    from selattn.report.assignment import compute
 
     console = Console(highlight=False)
     draw(compute(), console)
     if args.example:
         return 0
 
-    from selattn.cli._contest import contest
+    from selattn.cli._contest import show_contest
     from selattn.cli.main import INTERRUPTED
 
-    return 0 if contest(console, args.steps) else INTERRUPTED
+    return 0 if show_contest(console, args.steps) else INTERRUPTED
 
 
 def draw(example: "Example", console: "Console") -> None:
@@ -48,7 +48,7 @@ def draw(example: "Example", console: "Console") -> None:
     from rich.columns import Columns
 
     from selattn.cli import _draw
-    from selattn.cli._assignment import ANSWERS, TOKENS
+    from selattn.report.assignment import ANSWERS, TOKENS
 
     matrix = partial(_draw.matrix, tokens=TOKENS, cell=7 if console.width >= 104 else 5)
 
@@ -77,7 +77,7 @@ def draw(example: "Example", console: "Console") -> None:
 def draw_masking(example: "Example", console: "Console") -> None:
     """The sentence with its masked tokens struck through, and an arrow from each token to those it masks."""
     from selattn.cli import _draw
-    from selattn.cli._assignment import TOKENS
+    from selattn.report.assignment import TOKENS
 
     cell, last = 7, len(TOKENS) - 1
     console.print(_draw.sentence(TOKENS, (example.F[last] > 0).tolist(), cell))
@@ -92,7 +92,7 @@ def draw_masking(example: "Example", console: "Console") -> None:
 
 def conclusion(example: "Example") -> str:
     """One sentence with the numbers that were computed."""
-    from selattn.cli._assignment import ANSWERS
+    from selattn.report.assignment import ANSWERS
 
     first, second = example.standard_answer.topk(2).indices.sort().values.tolist()
     best = int(example.selective_answer.argmax())

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from selattn.training.study import Spread, StudyRecord
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -31,24 +32,21 @@ def run(args: argparse.Namespace) -> int:
 
     from selattn.cli.main import INTERRUPTED
     from selattn.training.display import make_display
-    from selattn.training.study import carry_out, find_study
-    from selattn.utils.records import check_output
+    from selattn.training.study import find_study, run_study
 
     console = Console(highlight=False)
     if args.name is None:
         _options.refuse(args, ["set", "runs", "out"], "without the name of a study they are only listed")
         list_studies(console)
         return 0
-    study = find_study(args.name)
-    if any(setting.startswith("seed=") for setting in args.set):
-        raise SelattnError(f"a study has its own seeds, {', '.join(map(str, study.seeds))}: leave seed=... out")
+    find_study(args.name)  # before its name becomes that of a file
     _options.fill(args, {"runs": Path("runs/studies"), "out": Path("results")})
-    check_output(args.out / f"{args.name}.json")
-    record = carry_out(args.name, study, args.set, args.runs, args.out, make_display)
-    if record is None:
+    path = args.out / f"{args.name}.json"
+    found = run_study(args.name, args.set, args.runs, path, display=make_display)
+    if found is None:
         console.print("stopped with a checkpoint; the same command goes on")
         return INTERRUPTED
-    show(record, console)
+    show(found, path, console)
     return 0
 
 
@@ -64,17 +62,15 @@ def list_studies(console: "Console") -> None:
     console.print(table)
 
 
-def show(record: Path, console: "Console") -> None:
+def show(found: "StudyRecord", path: Path, console: "Console") -> None:
     """The summary of a record: how the runs stand at the end, and at every step that all of them have."""
-    import json
-
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     def table(title: str) -> Table:
         return Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
 
-    summary = json.loads(record.read_text())["summary"]
+    summary = found.summary
     measures = [name for name in next(iter(summary.values())) if name.endswith(("_loss", "_accuracy"))]
     last = table("At the end")
     last.add_column("run", no_wrap=True)
@@ -94,13 +90,13 @@ def show(record: Path, console: "Console") -> None:
             course.add_column(name, justify="right")
         for step in shared:
             cells = ("\n".join(_spread(measure, of[step][measure]) for measure in of[step]) for of in way.values())
-            course.add_row(step, *cells)
+            course.add_row(str(step), *cells)
         console.print(course)
-    console.print(f"[dim]the mean over the seeds (smallest–largest); recorded in {record}[/]", soft_wrap=True)
+    console.print(f"[dim]the mean over the seeds (smallest–largest); recorded in {path}[/]", soft_wrap=True)
 
 
-def _spread(measure: str, values: dict[str, float]) -> str:
+def _spread(measure: str, values: "Spread") -> str:
     """The mean, and the range if there is one."""
     factor, digits, unit = (100, 1, "%") if measure.endswith("accuracy") else (1, 3, "")
-    mean, low, high = (f"{values[name] * factor:.{digits}f}" for name in ("mean", "min", "max"))
+    mean, low, high = (f"{x * factor:.{digits}f}" for x in (values["mean"], values["min"], values["max"]))
     return f"{mean}{unit}" + ("" if low == high else f" ({low}–{high})")

@@ -99,8 +99,9 @@ def summarize(console: "Console", finished: "Finished") -> None:
     from selattn.training.display import evaluation, shares
 
     record = finished.record
-    console.print(f"[bold]step {record['steps']:,}[/]  {evaluation(record)}", soft_wrap=True)
-    kept = record["evaluation"]["validation"]["kept"]
+    assert record is not None
+    console.print(f"[bold]step {record.steps:,}[/]  {evaluation(record.evaluation)}", soft_wrap=True)
+    kept = record.evaluation["validation"].kept
     if kept:
         console.print(f"kept by layer  {shares(kept)}")
-    console.print(f"{record['tokens']:,} tokens in {record['seconds']:,.0f} s; the model is in {finished.folder}/model")
+    console.print(f"{record.tokens:,} tokens in {record.seconds:,.0f} s; the model is in {finished.folder}/model")

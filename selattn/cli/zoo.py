@@ -86,18 +86,17 @@ def list_models(console: "Console") -> None:
 
 def facts(folder: Path) -> list[str]:
     """What the table says of a model, from its config and the record of its training."""
+    from selattn.training.record import TrainingRecord
     from selattn.utils.inputs import read_json
+    from selattn.utils.records import read_body
 
     positions = read_json(folder / "config.json").get("max_position_embeddings")
     context = f"{positions:,}" if isinstance(positions, int) else "?"
     size = f"{sum(file.stat().st_size for file in folder.iterdir()) / 1e6:.1f}"
     if not (folder / RECORD).is_file():  # a model of the user's own may come without a record
         return ["?", context, "?", "?", size]
-    record = read_json(folder / RECORD)
-    try:
-        data, found = record["run"]["data"], record["evaluation"]["validation"]
-        trained = Path(data["source"]).name if data["kind"] == "text" else data["kind"]
-        score = f"{found['accuracy']:.1%}" if "accuracy" in found else f"{found['loss']:.3f}"
-        return [trained, context, f"{record['tokens'] / 1e6:.1f}M", score, size]
-    except (KeyError, TypeError, ValueError):
-        raise SelattnError(f"{folder / RECORD} is not the record of a training: make the model anew") from None
+    record = read_body(folder / RECORD, TrainingRecord)
+    data, found = record.run["data"], record.evaluation["validation"]
+    trained = Path(data["source"]).name if data["kind"] == "text" else data["kind"]
+    score = f"{found.loss:.3f}" if found.accuracy is None else f"{found.accuracy:.1%}"
+    return [trained, context, f"{record.tokens / 1e6:.1f}M", score, size]

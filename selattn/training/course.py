@@ -8,12 +8,11 @@ The names are those of the model's config and of its `forward`, so that one dict
 
 from __future__ import annotations
 
-from typing import Any
-
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets
 from selattn.models import SelectiveConfig
 from selattn.training.config import RunConfig
+from selattn.training.record import InForce
 
 
 class Course:
@@ -45,9 +44,9 @@ class Course:
         if any(first < last for first, last in zip(self._first, self._last, strict=False)):
             raise SelattnError(f"shrink.first {begin} is below model.cache_budgets {self._last}: budgets only shrink")
 
-    def at(self, step: int) -> dict[str, Any]:
+    def at(self, step: int) -> InForce:
         """What differs from the model's config in the step after `step` steps; {} once everything has arrived."""
-        found: dict[str, Any] = {}
+        found: InForce = {}
         if step < self._ramp:
             found["selection_strength"] = self._strength * step / self._ramp
         if step < self._shrink.steps:
@@ -56,9 +55,10 @@ class Course:
             found["cache_budgets"] = [last + (first - last) * left // self._shrink.steps for first, last in pairs]
         return found
 
-    def in_force(self, step: int) -> dict[str, Any]:
+    def in_force(self, step: int) -> InForce:
         """For the log: the strength where there is a ramp, and budgets where there are any, changing or not."""
-        found: dict[str, Any] = {"selection_strength": self._strength} if self._ramp else {}
+        found: InForce = {"selection_strength": self._strength} if self._ramp else {}
         if self._budgets is not None:
             found["cache_budgets"] = list(self._last)
-        return found | self.at(step)
+        found.update(self.at(step))
+        return found

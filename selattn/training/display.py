@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
+from selattn.training.record import LogLine, Score
 from selattn.utils.progress import ProgressLine
+from selattn.utils.typed import from_json
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 
@@ -26,7 +27,7 @@ class Display:
     def step(self, step: int) -> None:
         """A step has ended."""
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: LogLine) -> None:
         """A record of the log."""
 
     def interrupting(self) -> None:
@@ -49,9 +50,12 @@ class Lines(Display):
         where = f"going on from step {step:,} of {steps:,}" if step else "no whole checkpoint yet: beginning at step 0"
         self.console.print(where, highlight=False, soft_wrap=True)
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: LogLine) -> None:
         """Print it."""
-        shown = evaluation(record) if "evaluation" in record else f"{training(record)}  {speed(record)}"
+        if "evaluation" in record:
+            shown = evaluation(from_json(dict[str, Score], record["evaluation"]))
+        else:
+            shown = f"{training(record)}  {speed(record)}"
         self.console.print(f"step {record['step']:,}  {shown}", highlight=False, soft_wrap=True)
 
     def interrupting(self) -> None:
@@ -80,7 +84,7 @@ class Bar(Lines):
         if self._line is not None:
             self._line.update(step)
 
-    def record(self, record: dict[str, Any]) -> None:
+    def record(self, record: LogLine) -> None:
         """Show it in the bar; print an evaluation."""
         if "evaluation" in record or self._line is None:
             super().record(record)
@@ -100,23 +104,23 @@ def make_display(title: str = "", console: Console | None = None) -> Display:
     return Bar(console, title) if console.is_terminal else Lines(console)
 
 
-def training(record: dict[str, Any]) -> str:
+def training(record: LogLine) -> str:
     """Loss and kept fractions of a record of the training."""
     kept = record["kept"]
     return f"loss {record['loss']:.3f}" + (f"  kept {shares(kept)}" if kept else "")
 
 
-def speed(record: dict[str, Any]) -> str:
+def speed(record: LogLine) -> str:
     """Tokens per second."""
     return f"{record['wall']['tokens_per_second']:,.0f} tokens/s"
 
 
-def evaluation(record: dict[str, Any]) -> str:
+def evaluation(scores: Mapping[str, Score]) -> str:
     """Each set with its loss and, for a task, its accuracy."""
     parts = []
-    for name, found in record["evaluation"].items():
-        accuracy = f", {found['accuracy']:.1%} right" if "accuracy" in found else ""
-        parts.append(f"{name.replace('_', ' ')}: loss {found['loss']:.4f}{accuracy}")
+    for name, score in scores.items():
+        accuracy = "" if score.accuracy is None else f", {score.accuracy:.1%} right"
+        parts.append(f"{name.replace('_', ' ')}: loss {score.loss:.4f}{accuracy}")
     return "  ".join(parts)
 
 

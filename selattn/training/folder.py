@@ -9,6 +9,7 @@ model/               when the run has ended: the model, its tokenizer, and `trai
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -19,9 +20,11 @@ from typing import Any
 from selattn.errors import SelattnError
 from selattn.training.checkpoints import Choice, choose, delete, newest
 from selattn.training.config import current_names
+from selattn.training.record import LogLine, TrainingRecord
 from selattn.utils.files import write_json, write_text
-from selattn.utils.journal import append_line
+from selattn.utils.journal import append_line, whole_lines
 from selattn.utils.locks import LOCK, Lock
+from selattn.utils.records import read_body
 
 CONFIG, LOG, MODEL, RECORD = "run.json", "log.jsonl", "model", "training_record.json"
 
@@ -81,7 +84,7 @@ def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: b
     if finished(run):
         return Plan(goes_on=True)
     choice = choose(run)
-    _records(run / LOG, choice.step or 0)  # which raises for a damaged log
+    check_log(run / LOG, choice.step or 0)
     return Plan(True, choice)
 
 
@@ -119,18 +122,15 @@ def finished(run: Path) -> bool:
     return (run / MODEL / RECORD).is_file()
 
 
-def read_finished(run: Path) -> dict[str, Any]:
+def read_finished(run: Path) -> TrainingRecord:
     """The training record of a run that has ended."""
     file = run / MODEL / RECORD
     try:
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("steps"), int):
+        return read_body(file, TrainingRecord)
+    except SelattnError as error:
         raise SelattnError(
             f"{file} is damaged: delete {run / MODEL} and go on with --resume, which writes the model again"
-        )
-    return found
+        ) from error
 
 
 def state_of(run: Path) -> str:
@@ -174,16 +174,16 @@ def _flat(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
             yield above + name, value
 
 
-def append_log(log: Path, record: dict[str, Any]) -> None:
+def append_log(log: Path, record: LogLine) -> None:
     """One more record, handed to the operating system before this returns."""
     append_line(log, record, durable=False)
 
 
-def read_log(log: Path) -> list[dict[str, Any]]:
+def read_log(log: Path) -> list[LogLine]:
     """Every record up to the first that is not whole, which is the last one if a kill cut it short."""
     if not log.exists():
         return []
-    found: list[dict[str, Any]] = []
+    found: list[LogLine] = []
     for line in log.read_bytes().splitlines():
         record = _record(line)
         if record is None:
@@ -192,33 +192,30 @@ def read_log(log: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> LogLine | None:
     try:
-        found = json.loads(line)
+        found: LogLine = json.loads(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
-def _records(log: Path, step: int) -> list[dict[str, Any]]:
-    """The records up to `step`: what comes later will be logged again. Raises if one of them is damaged."""
-    if not log.exists():
-        return []
-    found: list[dict[str, Any]] = []
-    *whole, _ = log.read_bytes().split(b"\n")  # behind the last line end there is nothing, or half a record
-    for number, line in enumerate(whole, 1):
+def check_log(log: Path, step: int) -> None:
+    """Raise if a line of the log up to `step` is damaged."""
+    if not step or not log.exists():
+        return
+    for number, line in enumerate(whole_lines(log), 1):
         record = _record(line)
-        if record is None and step > 0:
+        if record is None:
             raise SelattnError(
                 f"{log}, line {number}, is damaged: put the log back from a copy, or delete it and go on without "
                 "what was logged so far"
             )
-        if record is None or record["step"] > step:
+        if record["step"] > step:
             break
-        found.append(record)
-    return found
 
 
 def _cut_log(log: Path, step: int) -> None:
-    """Leave out what was logged after `step`."""
-    write_text(log, "".join(json.dumps(record) + "\n" for record in _records(log, step)))
+    """Leave out what was logged after `step`: it will be logged again."""
+    kept = itertools.takewhile(lambda record: record["step"] <= step, read_log(log))
+    write_text(log, "".join(json.dumps(record) + "\n" for record in kept))

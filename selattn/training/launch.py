@@ -30,12 +30,14 @@ from selattn.training.display import Display
 from selattn.training.memory import check_memory
 from selattn.training.model import make_model, model_config
 from selattn.training.overrides import override
+from selattn.training.record import Score, TrainingLosses, TrainingRecord
 from selattn.training.runs import find_run
 from selattn.training.trainer import SelectiveTrainer
 from selattn.utils.distributed import Team
 from selattn.utils.files import writing
 from selattn.utils.folders import make_folder
 from selattn.utils.records import write_record
+from selattn.utils.typed import from_json
 
 _T = TypeVar("_T")
 _FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
@@ -49,13 +51,18 @@ class Finished:
         folder: of the run.
         step: the last one taken.
         interrupted: whether Ctrl-C ended it; then it can be resumed.
-        record: what the training record says; empty if interrupted.
+        record: the training record; None if interrupted.
     """
 
     folder: Path
     step: int
     interrupted: bool
-    record: dict[str, Any]
+    record: TrainingRecord | None
+
+    @property
+    def evaluation(self) -> dict[str, Score]:
+        """The last evaluation, by the name of the set; none if interrupted."""
+        return {} if self.record is None else self.record.evaluation
 
 
 def train(
@@ -96,13 +103,12 @@ def train(
         data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
         set_seed(run.seed)
         config = model_config(run, data.tokenizer)
-        Course(run, config)  # which raises before anything is written
-        model = make_model(run, config)
+        course, model = Course(run, config), make_model(run, config)
         _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
         if plan.goes_on:
             left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
             display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
-        return _carry_out(run, model, data, args, display, plan.choice.step)
+        return _carry_out(run, model, data, args, display, course, plan.choice.step)
 
 
 def _carry_out(
@@ -111,11 +117,12 @@ def _carry_out(
     data: Data,
     args: TrainingArguments,
     display: Display,
+    course: Course,
     start: int | None,
 ) -> Finished:
     """The steps that are left, in a folder that is ready and ours."""
     folder = Path(str(args.output_dir))
-    trainer = SelectiveTrainer(run, model, data, args, display, start or 0)
+    trainer = SelectiveTrainer(run, model, data, args, display, course, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
     if args.process_index == 0:
@@ -129,7 +136,7 @@ def _carry_out(
             display.end()
         step = trainer.state.global_step or start or 0
         if trainer.interrupted and not trainer.stopped and step < run.schedule.steps:
-            return Finished(folder, step, True, {})
+            return Finished(folder, step, True, None)
         _export(trainer, folder, step)
     return _ended(folder)
 
@@ -181,26 +188,25 @@ def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> dict[str, Any]:
-    log = run_folder.read_log(trainer.folder / run_folder.LOG)
-    last = [record for record in log if "loss" in record][-1:]
+def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> TrainingRecord:
+    lines = [line for line in run_folder.read_log(trainer.folder / run_folder.LOG) if "loss" in line]
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return {
-        "run": trainer.run.to_dict(),
-        "data_checksums": dict(trainer.data.checksums),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "steps": step,
-        "tokens": trainer.meter.tokens + int(trainer.meter.gathered(lambda sums: sums)[2]),
-        "seconds": round(seconds, 1),
-        "devices": trainer.args.world_size,
-        "training": {name: last[0][name] for name in ("loss", "lm_loss", "memory_loss", "kept")} if last else {},
-        "evaluation": trainer.last_evaluation,
-    }
+    return TrainingRecord(
+        run=trainer.run.to_dict(),
+        data_checksums=dict(trainer.data.checksums),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        steps=step,
+        tokens=trainer.meter.tokens + int(trainer.meter.gathered(lambda sums: sums)[2]),
+        seconds=round(seconds, 1),
+        devices=trainer.args.world_size,
+        training=from_json(TrainingLosses, lines[-1]) if lines else {},
+        evaluation=trainer.last_evaluation,
+    )
 
 
 def _ended(folder: Path) -> Finished:
     record = run_folder.read_finished(folder)
-    return Finished(folder, record["steps"], False, record)
+    return Finished(folder, record.steps, False, record)
 
 
 @contextlib.contextmanager

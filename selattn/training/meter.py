@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from selattn.models import SelectiveOutput
+from selattn.training.record import Losses
 
 
 class Meter:
@@ -36,7 +37,7 @@ class Meter:
         """The sums over all devices."""
         return reduce(self._sums)
 
-    def take(self, sums: Tensor, steps: int) -> dict[str, Any]:
+    def take(self, sums: Tensor, steps: int) -> Losses:
         """The record's values over the last `steps` steps; the sums begin anew."""
         lm_loss, memory_loss, tokens, *kept = sums.tolist()
         self.tokens += int(tokens)

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from selattn.errors import SelattnError, shortened
 from selattn.training import folder
 from selattn.training.config import RunConfig
 from selattn.training.display import Display
-from selattn.training.launch import Finished, train
+from selattn.training.launch import train
 from selattn.training.overrides import override
+from selattn.training.record import Score, TrainingRecord
 from selattn.training.runs import find_run
 from selattn.utils.records import check_output, write_record
 from selattn.utils.suggest import advice
@@ -64,81 +65,146 @@ def find_study(name: str) -> Study:
     return STUDIES[name]
 
 
-def carry_out(
-    name: str,
-    study: Study,
-    settings: Sequence[str],
-    runs: Path,
-    results: Path,
-    display: Callable[[str], Display],
-) -> Path | None:
-    """Train what is not trained yet and write the record; None if it was interrupted.
+class Spread(TypedDict):
+    """A number over the seeds."""
+
+    mean: float
+    min: float
+    max: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class StudyRun:
+    """A run of a study.
+
+    Attributes:
+        run: its name.
+        seed: that it had.
+        config: the whole configuration, `RunConfig.to_dict`.
+        parameters, steps, tokens, seconds, evaluation: see `TrainingRecord`.
+        tokens_per_second: the median over the log; None if the run had fewer steps than `log_every`.
+        training: step and loss, without the memory loss, of every line of the log.
+        evaluations: every evaluation with its step: `Score` by the name of the set, as JSON has it.
+    """
+
+    run: str
+    seed: int
+    config: dict[str, Any]
+    parameters: int
+    steps: int
+    tokens: int
+    seconds: float
+    evaluation: dict[str, Score]
+    tokens_per_second: float | None
+    training: list[list[float]]
+    evaluations: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class StudyRecord:
+    """The record of `selattn study`.
+
+    Attributes:
+        study: its name.
+        question: what it is about.
+        settings: `field=value` that every run had.
+        runs: each of them.
+        summary: for each kind of run the spread of each number over the seeds, at the end and `by_step`.
+    """
+
+    study: str
+    question: str
+    settings: list[str]
+    runs: list[StudyRun]
+    summary: dict[str, dict[str, Any]]
+
+
+def run_study(
+    study: str | Study,
+    settings: Sequence[str] = (),
+    runs: str | Path = "runs/studies",
+    record: str | Path | None = None,
+    *,
+    name: str | None = None,
+    display: Callable[[str], Display] = lambda title: Display(),
+) -> StudyRecord | None:
+    """Train what is not trained yet, and compare; None if it was interrupted.
 
     Args:
-        name: of the study; the record is `results/NAME.json`.
-        study: its runs.
+        study: its runs, or the name of a shipped one.
         settings: `field=value` for every run.
         runs: where the runs' folders go.
-        results: where the record goes.
+        record: where the record goes.
+        name: of the study; by default that of a shipped one.
         display: makes what is shown of a run, from its title.
     """
-    check_output(results / f"{name}.json")  # before the runs rather than after them
+    label = name or (study if isinstance(study, str) else "study")
+    chosen = find_study(study) if isinstance(study, str) else study
+    if any(setting.startswith("seed=") for setting in settings):
+        raise SelattnError(f"a study has its own seeds, {', '.join(map(str, chosen.seeds))}: leave seed=... out")
+    path = None if record is None else Path(record)
+    check_output(path)  # before the runs rather than after them
     finished = []
-    for seed in study.seeds:
-        for run_name in study.runs:
+    for seed in chosen.seeds:
+        for run_name in chosen.runs:
             run = dataclasses.replace(override(find_run(run_name), settings), seed=seed)
-            title = f"{run_name} seed {seed}"
-            done = train(run, runs / name / f"{run_name}-seed{seed}", resume=True, display=display(title))
-            if done.interrupted:
+            where = Path(runs) / label / f"{run_name}-seed{seed}"
+            done = train(run, where, resume=True, display=display(f"{run_name} seed {seed}"))
+            if done.record is None:
                 return None
-            finished.append((run, done))
-    data = {"study": name, "question": study.question, "settings": list(settings), **collect(finished)}
-    return write_record(results / f"{name}.json", data, list(study.seeds))
+            finished.append(_one(run, done.record, where))
+    found = StudyRecord(label, chosen.question, list(settings), finished, summarize(finished))
+    if path is not None:
+        write_record(path, found, list(chosen.seeds))
+    return found
 
 
-def collect(finished: Iterable[tuple[RunConfig, Finished]]) -> dict[str, Any]:
-    """What the record says: every run with its curves, and for each kind of run the spread over the seeds."""
-    runs = [_one(run, done) for run, done in finished]
-    alike = {name: [run for run in runs if run["run"] == name] for name in dict.fromkeys(run["run"] for run in runs)}
-    summary = {name: {**_summary(group), "by_step": _by_step(group)} for name, group in alike.items()}
-    return {"runs": runs, "summary": summary}
+def summarize(runs: Sequence[StudyRun]) -> dict[str, dict[str, Any]]:
+    """For each kind of run the spread over the seeds: of the last evaluation, and of every one that all seeds have."""
+    alike = {name: [run for run in runs if run.run == name] for name in dict.fromkeys(run.run for run in runs)}
+    return {name: {**_summary(group), "by_step": _by_step(group)} for name, group in alike.items()}
 
 
-def _one(run: RunConfig, done: Finished) -> dict[str, Any]:
-    log = folder.read_log(done.folder / folder.LOG)
-    training = [record for record in log if "loss" in record]
-    speeds = [record["wall"]["tokens_per_second"] for record in training]
-    evaluations = [{"step": record["step"], **record["evaluation"]} for record in log if "evaluation" in record]
-    return {
-        "run": run.name,
-        "seed": run.seed,
-        "config": run.to_dict(),
-        **{name: done.record[name] for name in ("parameters", "steps", "tokens", "seconds", "evaluation")},
-        # None where no record was due: the run had fewer steps than log_every.
-        "tokens_per_second": statistics.median(speeds) if speeds else None,
-        "training": [[record["step"], record["lm_loss"]] for record in training],
-        "evaluations": evaluations,
-    }
+def _one(run: RunConfig, record: TrainingRecord, where: Path) -> StudyRun:
+    log = folder.read_log(where / folder.LOG)
+    training = [line for line in log if "loss" in line]
+    speeds = [line["wall"]["tokens_per_second"] for line in training]
+    return StudyRun(
+        run=run.name,
+        seed=run.seed,
+        config=run.to_dict(),
+        parameters=record.parameters,
+        steps=record.steps,
+        tokens=record.tokens,
+        seconds=record.seconds,
+        evaluation=record.evaluation,
+        tokens_per_second=statistics.median(speeds) if speeds else None,
+        training=[[line["step"], line["lm_loss"]] for line in training],
+        evaluations=[{"step": line["step"], **line["evaluation"]} for line in log if "evaluation" in line],
+    )
 
 
-def _summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _summary(runs: Sequence[StudyRun]) -> dict[str, Any]:
     """Of the last evaluation: every number with its mean, smallest and largest over the seeds."""
     found: dict[str, Any] = {}
-    for name in runs[0]["evaluation"]:
-        sets = [run["evaluation"][name] for run in runs]
-        for what in ("loss", "accuracy"):
-            if what in sets[0]:
-                found[f"{name}_{what}"] = _spread([values[what] for values in sets])
-        if sets[0]["kept"] is not None:
-            layers = zip(*(values["kept"] for values in sets), strict=True)
+    for name in runs[0].evaluation:
+        scores = [run.evaluation[name] for run in runs]
+        found[f"{name}_loss"] = _spread([score.loss for score in scores])
+        right = [score.accuracy for score in scores if score.accuracy is not None]
+        if right:
+            found[f"{name}_accuracy"] = _spread(right)
+        kept = [score.kept for score in scores if score.kept is not None]
+        if kept:
+            layers = zip(*kept, strict=True)
             found[f"{name}_kept"] = [None if None in layer else _spread(layer) for layer in layers]
     return found
 
 
-def _by_step(runs: Sequence[dict[str, Any]]) -> dict[int, dict[str, dict[str, float]]]:
+def _by_step(runs: Sequence[StudyRun]) -> dict[int, dict[str, Spread]]:
     """Of every evaluation that all seeds have: each accuracy, or loss where there is none, with its spread."""
-    evaluations = [{at["step"]: at for at in run["evaluations"]} for run in runs]
-    found: dict[int, dict[str, dict[str, float]]] = {}
+    evaluations = [{at["step"]: at for at in run.evaluations} for run in runs]
+    found: dict[int, dict[str, Spread]] = {}
     for step in evaluations[0]:
         if all(step in of for of in evaluations):
             found[step] = {}
@@ -149,6 +215,6 @@ def _by_step(runs: Sequence[dict[str, Any]]) -> dict[int, dict[str, dict[str, fl
     return found
 
 
-def _spread(values: Sequence[float]) -> dict[str, float]:
+def _spread(values: Sequence[float]) -> Spread:
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": statistics.fmean(values), "min": min(values), "max": max(values), "deviation": deviation}

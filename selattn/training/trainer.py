@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -28,7 +28,9 @@ from selattn.training.datasets import Data, Rows
 from selattn.training.display import Display
 from selattn.training.meter import Meter, fractions, real_tokens
 from selattn.training.order import Share, StepBatches
+from selattn.training.record import LogLine, Score
 from selattn.utils.files import to_disk, write_json
+from selattn.utils.typed import from_json, to_json
 
 _AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
 
@@ -42,6 +44,7 @@ class SelectiveTrainer(Trainer):
         data: its rows.
         args: the Trainer's own settings, made from the run.
         display: what the user sees.
+        course: what changes on the way.
         start: the step to begin at; that of the checkpoint which `train` is given, if any.
     """
 
@@ -52,6 +55,7 @@ class SelectiveTrainer(Trainer):
         data: Data,
         args: TrainingArguments,
         display: Display,
+        course: Course,
         start: int = 0,
     ) -> None:
         self.run, self.data, self.display, self.start = run, data, display, start
@@ -60,12 +64,12 @@ class SelectiveTrainer(Trainer):
         super().__init__(model=model, args=args, callbacks=callbacks, eval_dataset=dict(data.validation))
         model.config.use_cache = True  # the Trainer switches it off, and it would be saved so
         self.remove_callback(_progress_of(self))
-        self.course = Course(run, model.config)
+        self.course = course
         self.meter = Meter(model.config.num_hidden_layers, self.args.device)
         self.logged_step = start
         self.stopped = False  # by having reached the target accuracy
         self.interrupted = False
-        self.last_evaluation: dict[str, dict[str, Any]] = {}
+        self.last_evaluation: dict[str, Score] = {}
         self.seconds_before = 0.0  # of wall clock, in earlier sessions
         self._begun = self._since = time.perf_counter()
         self._tokens_since = 0
@@ -98,7 +102,7 @@ class SelectiveTrainer(Trainer):
 
     def changed(self) -> dict[str, Any]:
         """What the model is given beside its inputs in the step that is next; else its config holds."""
-        found = self.course.at(self.state.global_step)
+        found: dict[str, Any] = {**self.course.at(self.state.global_step)}
         if "selection_strength" in found:  # a tensor, so that a compiled model is not compiled for each of its values
             found["selection_strength"] = torch.tensor(found["selection_strength"], device=self.args.device)
         return found
@@ -139,14 +143,15 @@ class SelectiveTrainer(Trainer):
             },
         }
         self._since, self._tokens_since = now, tokens
-        self._publish(record, _scalars(record))
+        line = cast(LogLine, record)
+        self._publish(line, _scalars(line))
         if not math.isfinite(values["loss"]):
             raise SelattnError(
                 f"the loss is {values['loss']} at step {self.state.global_step}: the run has diverged; "
                 "lower optimizer.lr, or raise schedule.warmup"
             )
 
-    def _publish(self, record: dict[str, Any], scalars: dict[str, float]) -> None:
+    def _publish(self, record: LogLine, scalars: dict[str, float]) -> None:
         """To the log, to TensorBoard, and to the user."""
         if self.is_world_process_zero():
             folder.append_log(self.folder / folder.LOG, record)
@@ -171,25 +176,25 @@ class SelectiveTrainer(Trainer):
         seconds = time.perf_counter() - begun
         record = {
             "step": self.state.global_step,
-            "evaluation": found,
+            "evaluation": to_json(found),
             **self.course.in_force(self.state.global_step),
             "wall": {"seconds": round(seconds, 3)},
         }
         scalars = {
             f"eval_{name}_{what}": value
-            for name, values in found.items()
-            for what, value in values.items()
-            if isinstance(value, float)
+            for name, score in found.items()
+            for what, value in (("loss", score.loss), ("accuracy", score.accuracy))
+            if value is not None
         }
-        self._publish(record, dict(scalars))
+        self._publish(cast(LogLine, record), dict(scalars))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scalars)
         target = self.run.evaluation.target
-        if target is not None and found["validation"]["accuracy"] >= target:
+        if target is not None and (found["validation"].accuracy or 0.0) >= target:
             self.stopped = self.control.should_training_stop = self.control.should_save = True
         self._since += time.perf_counter() - begun  # no part of the training's tokens per second
         return scalars
 
-    def _score(self, rows: Rows) -> dict[str, Any]:
+    def _score(self, rows: Rows) -> Score:
         """One set. Each device takes every so manyth row, and no row counts twice."""
         model: Any = self.model
         layers = self.accelerator.unwrap_model(model).config.num_hidden_layers
@@ -205,10 +210,8 @@ class SelectiveTrainer(Trainer):
                     sums += self._sums_of(outputs, inputs, layers)
         model.train(was_training)
         loss, labels, tokens, correct, samples, *kept = self._sum(sums).tolist()
-        found: dict[str, Any] = {"loss": loss / labels}
-        if self.data.task is not None:
-            found["accuracy"] = correct / samples
-        return found | {"kept": fractions(kept, tokens)}
+        accuracy = None if self.data.task is None else correct / samples
+        return Score(loss / labels, accuracy, fractions(kept, tokens))
 
     def _sums_of(self, outputs: Any, inputs: dict[str, Tensor], layers: int) -> Tensor:
         labels, tokens, task = inputs["labels"], real_tokens(inputs), self.data.task
@@ -240,14 +243,15 @@ class SelectiveTrainer(Trainer):
             "logged_step": self.logged_step,
             "stopped": self.stopped,
             "seconds": self.seconds(),
-            "evaluation": self.last_evaluation,
+            "evaluation": to_json(self.last_evaluation),
         }
 
     def _restore(self, checkpoint: Path) -> None:
         progress = json.loads((checkpoint / checkpoints.PROGRESS).read_text())
         self.meter.restore(progress["meter"], first=self.args.process_index == 0)
         self.logged_step, self.stopped = progress["logged_step"], progress["stopped"]
-        self.seconds_before, self.last_evaluation = progress["seconds"], progress["evaluation"]
+        self.seconds_before = progress["seconds"]
+        self.last_evaluation = from_json(dict[str, Score], progress["evaluation"])
         self._tokens_since = self.meter.tokens
 
     def note_changes(self, saved: Path, step: int) -> None:
@@ -316,7 +320,7 @@ class _Keeper(TrainerCallback):
         self.trainer.display.end()
 
 
-def _scalars(record: dict[str, Any]) -> dict[str, float]:
+def _scalars(record: LogLine) -> dict[str, float]:
     """The numbers of a record of the training, each under a name of its own: layers, too."""
     found: dict[str, float] = {}
     for name, value in {**record, **record["wall"]}.items():

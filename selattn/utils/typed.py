@@ -51,7 +51,10 @@ def to_json(value: Any) -> Any:
     """A dataclass, or anything made of them, as JSON has it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = {at: getattr(value, at.name) for at in dataclasses.fields(value)}
-        return {at.name: to_json(each) for at, each in found.items() if each or not at.metadata.get("if any")}
+        empty: tuple[object, ...] = (None, {}, (), [])
+        return {
+            at.name: to_json(each) for at, each in found.items() if not at.metadata.get("if any") or each not in empty
+        }
     if isinstance(value, Mapping):
         return {key: to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

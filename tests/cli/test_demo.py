@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
-from selattn.cli import _contest, _draw
-from selattn.cli._assignment import ANSWERS, TOKENS, compute
+from selattn.cli import _draw
 from selattn.cli.main import main
+from selattn.report.assignment import ANSWERS, TOKENS, compute
+from selattn.training import contest
 from selattn.training.config import Evaluation
 from selattn.training.runs import find_run
 
@@ -80,7 +81,7 @@ def test_two_models_are_trained_and_compared(columns, capsys, monkeypatch):
         )
         for kind in ("selective", "standard")
     }
-    monkeypatch.setattr(_contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
+    monkeypatch.setattr(contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
     assert main(["demo", "--steps", "1"]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= columns

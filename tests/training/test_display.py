@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from selattn.training.display import Bar, Lines, evaluation, make_display, shares
+from selattn.training.record import Score
 
 TRAINING = {"step": 20, "loss": 3.21, "kept": [0.125, 0.5], "wall": {"tokens_per_second": 12345.6}}
 EVALUATION = {
@@ -60,4 +61,4 @@ def test_many_layers_are_columns():
 
 
 def test_text_has_no_accuracy():
-    assert evaluation({"evaluation": {"validation": {"loss": 3.0}}}) == "validation: loss 3.0000"
+    assert evaluation({"validation": Score(3.0)}) == "validation: loss 3.0000"

@@ -83,7 +83,7 @@ def test_a_shrunk_run_takes_a_step(name, tmp_path):
         data = Data(noise, {"validation": noise})
     finished = train(run, tmp_path / "run", data=data)
     assert finished.step == 1
-    assert finished.record["evaluation"]["validation"]["loss"] > 0
+    assert finished.evaluation["validation"].loss > 0
 
 
 @pytest.mark.parametrize("d", PARAMETERS)

@@ -170,7 +170,7 @@ def test_the_target_ends_the_run(tmp_path):
     run = tiny(evaluation=Evaluation(every=2, rows=10, batch=4, target=1e-9), schedule=Schedule(steps=60, warmup=0))
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, values=2))
     finished = train(run, tmp_path / "run")
-    assert finished.record["evaluation"]["validation"]["accuracy"] > 0
+    assert finished.evaluation["validation"].accuracy > 0
     assert finished.step < 60
     assert checkpoints.newest(tmp_path / "run") == finished.step
     folder.shutil.rmtree(tmp_path / "run" / "model")
@@ -290,7 +290,7 @@ def test_text_is_trained_on(text, tmp_path, monkeypatch, layout):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
     data = Text(source=str(text), vocabulary=300, context=16, layout=layout, validation=0.1)
     finished = train(short(data=data), tmp_path / "run")
-    assert finished.record["evaluation"]["validation"]["loss"] < 6
+    assert finished.evaluation["validation"].loss < 6
     assert read_tokenizer(tmp_path / "run" / "model").vocab_size == 300
     config = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert (config["vocab_size"], config["max_position_embeddings"], config["bos_token_id"]) == (300, 16, 3)

@@ -1,0 +1,62 @@
+"""Two small models, equal but for their attention, learn Variable Assignment: what `selattn demo` shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from selattn.training.config import RunConfig
+from selattn.training.display import Display
+from selattn.training.launch import train
+from selattn.training.record import Score
+from selattn.training.runs import find_run
+
+KINDS = ("selective", "standard")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """How it ended.
+
+    Attributes:
+        scores: of each kind of attention, by the name of the set: "validation" and "out_of_distribution".
+        seconds: of training and evaluation.
+    """
+
+    scores: dict[str, dict[str, Score]]
+    seconds: float
+
+
+def contest_runs(steps: int | None = None) -> dict[str, RunConfig]:
+    """The run of each kind of attention; as long as it takes to learn it unless so many steps are wanted."""
+    return {kind: _run(kind, steps) for kind in KINDS}
+
+
+def contest(steps: int | None = None, display: Callable[[str], Display] = lambda kind: Display()) -> Contest | None:
+    """Train both; None if that was interrupted. Nothing is left on the disk.
+
+    Args:
+        steps: train for so many; None for as many as it takes.
+        display: makes what is shown of a training, from the kind of attention.
+    """
+    scores, begun = {}, time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, run in contest_runs(steps).items():
+            finished = train(run, Path(folder) / kind, display=display(kind))
+            if finished.interrupted:
+                return None
+            scores[kind] = finished.evaluation
+    return Contest(scores, time.perf_counter() - begun)
+
+
+def _run(kind: str, steps: int | None) -> RunConfig:
+    run = find_run(f"variable-assignment-small-{kind}")
+    run = dataclasses.replace(run, checkpoints=dataclasses.replace(run.checkpoints, every=run.schedule.steps))
+    if steps is None:
+        return run
+    schedule = dataclasses.replace(run.schedule, steps=steps, warmup=min(run.schedule.warmup, steps))
+    return dataclasses.replace(run, schedule=schedule)
