@@ -24,9 +24,9 @@ from selattn.training import RunConfig, train
 from selattn.training.datasets import Data, prepare
 from selattn.training.display import Display
 from selattn.training.model import make_model, model_config
-from selattn.training.order import Share, StepBatches
 from selattn.training.overrides import override
 from selattn.training.runs import find_run
+from selattn.training.sampling import Share, StepBatches
 from selattn.utils import records
 
 KINDS = ("standard", "selective", "memory")

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TextIO
+from typing import TextIO
 
 from selattn import __version__
 from selattn.cli import (
@@ -27,6 +27,7 @@ from selattn.cli import (
     train,
     zoo,
 )
+from selattn.cli._parser import PLACEHOLDERS, Parser
 from selattn.errors import SelattnError
 from selattn.utils.suggest import advice
 
@@ -49,34 +50,6 @@ COMMANDS = {
 
 # Exit codes besides 0: bad input as argparse has it, Ctrl-C as shells have it, a closed pipe as rich has it.
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
-
-PLACEHOLDERS = """\
-in commands and on their help pages:
-  MODEL    a model's folder, a run's folder, or zoo:NAME (see 'selattn zoo')
-  TEXT     c4, wikitext, lm1b, hub:OWNER/NAME, embedded (Python's own documentation), or
-           a file or folder of yours: .txt, .jsonl, or .gz of these
-  FOLDER   a folder of yours; one that is written is made if need be
-  BUDGETS  how many tokens each layer may keep: 64, or 8,48,8, or a budgets file, or the
-           folder that 'selattn prune' has written
-  N, K     N tokens are the context, K of them are kept by a layer
-"""
-
-
-class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are raised like all bad input, not printed below the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing and exiting."""
-        message = re.sub(r"^argument (\S+): (?=must )", r"\1 ", message)
-        raise SelattnError(f"{message}; see '{self.prog} --help'")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Where a command has `--set FIELD=VALUE`, a bare FIELD=VALUE means the same, wherever it stands."""
-        if args is not None and "--set" in self._option_string_actions:
-            taken = {name for name, action in self._option_string_actions.items() if action.nargs != 0}
-            pairs = zip(["", *args], args, strict=False)
-            args = [f"--set={w}" if re.match(r"[a-z][\w.]*=", w) and before not in taken else w for before, w in pairs]
-        return super().parse_known_args(args, namespace)
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -48,7 +48,7 @@ def make(args: argparse.Namespace, console: "Console") -> int:
     """Train and export; an exit code."""
     from selattn.cli.main import INTERRUPTED
     from selattn.training.display import make_display
-    from selattn.training.zoo import make_zoo, names, reads_text
+    from selattn.training.make_zoo import make_zoo, names, reads_text
     from selattn.utils.suggest import advice
 
     for name in args.names:

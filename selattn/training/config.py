@@ -34,7 +34,7 @@ def _at_least(settings: Any, where: str, **least: float) -> None:
 
 
 @dataclass(frozen=True)
-class Text:
+class TextData:
     """Documents of text as training data.
 
     Args:
@@ -119,7 +119,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batching:
     """Rows of a step.
 
     Args:
@@ -264,11 +264,11 @@ class RunConfig:
     """
 
     name: str
-    data: Text | Task
+    data: TextData | Task
     model: Mapping[str, Any] = field(default_factory=dict)
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
-    batch: Batch = Batch()
+    batch: Batching = Batching()
     evaluation: Evaluation = Evaluation()
     checkpoints: Checkpoints = Checkpoints()
     start: Start = Start()
@@ -289,7 +289,7 @@ class RunConfig:
             )
         if self.seed >= 2**32:
             raise SelattnError(f"run.seed must be below 2^32, as numpy has it, not {self.seed}")
-        if self.evaluation.target is not None and isinstance(self.data, Text):
+        if self.evaluation.target is not None and isinstance(self.data, TextData):
             raise SelattnError("evaluation.target is an accuracy, which text has none of: leave it out")
 
     def to_dict(self) -> dict[str, Any]:
@@ -302,7 +302,7 @@ class RunConfig:
             if isinstance(value, Mapping):
                 value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
             found[at.name] = value
-        found["data"] = {"kind": "text" if isinstance(self.data, Text) else self.data.name, **found["data"]}
+        found["data"] = {"kind": "text" if isinstance(self.data, TextData) else self.data.name, **found["data"]}
         return found
 
 

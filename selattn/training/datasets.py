@@ -20,7 +20,7 @@ from selattn.data import (
     tokenizer_for,
 )
 from selattn.errors import SelattnError
-from selattn.training.config import RunConfig, Text
+from selattn.training.config import RunConfig, TextData
 
 Rows = Dataset[dict[str, Tensor]]
 
@@ -49,7 +49,7 @@ class Data:
 
 def prepare(run: RunConfig, tokenizer: Tokenizer | None = None, progress: bool = False) -> Data:
     """The data of a run. `tokenizer` is what text is read with if the run names none."""
-    if isinstance(run.data, Text):
+    if isinstance(run.data, TextData):
         return _text(run, run.data, tokenizer, progress)
     return _task(run, run.data)
 
@@ -63,7 +63,7 @@ def _task(run: RunConfig, task: Task) -> Data:
     return Data(task.dataset(run.seed, _samples(run)), validation, task=task)
 
 
-def _text(run: RunConfig, text: Text, tokenizer: Tokenizer | None, progress: bool) -> Data:
+def _text(run: RunConfig, text: TextData, tokenizer: Tokenizer | None, progress: bool) -> Data:
     """Token stores, made at the first time; each pass over the rows has an order of its own."""
     reading = text.reading()
     if text.tokenizer is not None:

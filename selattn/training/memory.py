@@ -13,7 +13,7 @@ import torch
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.models.loading import load
-from selattn.training.config import RunConfig, Text
+from selattn.training.config import RunConfig, TextData
 from selattn.utils.distributed import local_size
 from selattn.utils.memory import available_memory
 
@@ -64,7 +64,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
         found = load(run.start.model).config.to_dict()
     else:
         found = {name: getattr(SelectiveConfig, name) for name in SelectiveConfig.__annotations__}
-        vocabulary = run.data.vocabulary if isinstance(run.data, Text) else run.data.vocab_size
+        vocabulary = run.data.vocabulary if isinstance(run.data, TextData) else run.data.vocab_size
         found |= {"vocab_size": vocabulary, "max_position_embeddings": run.data.context}
     found |= {name: value for name, value in run.model.items() if isinstance(value, int)}
     if found["num_key_value_heads"] is None:

@@ -9,13 +9,13 @@ from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.loading import load
 from selattn.models.tokenizer import Tokenizer
 from selattn.models.weights import load_whole
-from selattn.training.config import ARCHITECTURE, RunConfig, Text
+from selattn.training.config import ARCHITECTURE, RunConfig, TextData
 
 
 def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> SelectiveConfig:
     """The model's config. Vocabulary and context size are those of the data unless the run says otherwise."""
     data = run.data
-    vocabulary = data.vocabulary if isinstance(data, Text) else data.vocab_size
+    vocabulary = data.vocabulary if isinstance(data, TextData) else data.vocab_size
     if tokenizer is not None:
         vocabulary = tokenizer.vocab_size
     settings: dict[str, Any] = dict(run.model)
@@ -43,7 +43,7 @@ def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> Selectiv
     if most < data.context:
         if run.start.model is None:
             advice = "set model.max_position_embeddings or data.context"
-        elif isinstance(data, Text):
+        elif isinstance(data, TextData):
             advice = f"fine-tuning cannot change that; set data.context={most}"
         else:
             advice = "fine-tuning cannot change that; take a smaller task"

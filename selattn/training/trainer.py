@@ -27,8 +27,8 @@ from selattn.training.course import Course
 from selattn.training.datasets import Data, Rows
 from selattn.training.display import Display
 from selattn.training.meter import Meter, fractions, real_tokens
-from selattn.training.order import Share, StepBatches
 from selattn.training.record import LogLine, Score
+from selattn.training.sampling import Share, StepBatches
 from selattn.utils.files import to_disk, write_json
 from selattn.utils.typed import from_json, to_json
 

@@ -15,8 +15,8 @@ from selattn.cli.main import main
 from selattn.data import Parity
 from selattn.errors import SelattnError
 from selattn.models.loading import find_folder
-from selattn.training import RunConfig, study, zoo
-from selattn.training.config import Batch, Checkpoints, Evaluation, Schedule
+from selattn.training import RunConfig, make_zoo, study
+from selattn.training.config import Batching, Checkpoints, Evaluation, Schedule
 from selattn.training.display import Display
 from selattn.training.overrides import fields
 from selattn.training.runs import RUNS, find_run
@@ -35,7 +35,7 @@ def tiny(name="tiny", **model):
         name,
         data=Parity(bits=4),
         model=MODEL | {"attention": ["selective"]} | model,
-        batch=Batch(4),
+        batch=Batching(4),
         schedule=Schedule(steps=2, warmup=0),
         evaluation=Evaluation(every=2, rows=4),
         checkpoints=Checkpoints(every=1),
@@ -263,8 +263,8 @@ def test_the_runs_of_the_studies_exist():
 @pytest.fixture
 def small_zoo(tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_ZOO", str(tmp_path / "zoo"))
-    monkeypatch.setattr(zoo, "RUNS", {"zoo-one": None, "zoo-two": None})
-    monkeypatch.setattr(zoo, "find_run", lambda name: tiny(name))
+    monkeypatch.setattr(make_zoo, "RUNS", {"zoo-one": None, "zoo-two": None})
+    monkeypatch.setattr(make_zoo, "find_run", lambda name: tiny(name))
     monkeypatch.chdir(tmp_path)
 
 
@@ -300,14 +300,14 @@ def test_a_record_that_is_none_is_told(small_zoo, tmp_path, capsys):
 
 def test_only_what_is_missing_is_made(small_zoo, monkeypatch):
     assert main(["zoo", "--make", "two"]) == 0
-    monkeypatch.setattr(zoo, "train", None)
+    monkeypatch.setattr(make_zoo, "train", None)
     assert main(["zoo", "--make", "two"]) == 0
 
 
 def test_the_zoo_stays_below_its_limit(small_zoo, monkeypatch, tmp_path):
-    monkeypatch.setattr(zoo, "LIMIT", 10_000)
+    monkeypatch.setattr(make_zoo, "LIMIT", 10_000)
     with pytest.raises(SelattnError, match="the zoo would have"):
-        zoo.make_zoo(["one"], None, [], tmp_path / "runs", lambda title: Display())
+        make_zoo.make_zoo(["one"], None, [], tmp_path / "runs", lambda title: Display())
     assert not (tmp_path / "zoo" / "one").exists()
 
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
 from selattn.training import checkpoints, train
-from selattn.training.config import Batch, Machine
-from selattn.training.order import Share, StepBatches
+from selattn.training.config import Batching, Machine
+from selattn.training.sampling import Share, StepBatches
 from tests.training.tiny import log, tiny, weights
 from tests.training.two_devices import losses, run
 
@@ -39,9 +39,9 @@ def test_resuming_takes_up_where_the_run_was(start, accumulate):
 
 
 def test_micro_batches_and_devices_divide_the_batch():
-    assert Batch(12).split(3) == (4, 1)
-    assert Batch(12, micro=2).split(3) == (2, 2)
-    for batch, devices in ((Batch(12, micro=5), 1), (Batch(12), 5), (Batch(2), 3)):
+    assert Batching(12).split(3) == (4, 1)
+    assert Batching(12, micro=2).split(3) == (2, 2)
+    for batch, devices in ((Batching(12, micro=5), 1), (Batching(12), 5), (Batching(2), 3)):
         with pytest.raises(SelattnError, match="cannot be shared out"):
             batch.split(devices)
 

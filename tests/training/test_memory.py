@@ -13,7 +13,7 @@ from selattn.models import SelectiveForCausalLM
 from selattn.models.summary import parameters_by_part
 from selattn.models.weights import skeleton
 from selattn.training import memory, train
-from selattn.training.config import Batch, Evaluation, Machine
+from selattn.training.config import Batching, Evaluation, Machine
 from selattn.training.memory import check_memory, needs
 from selattn.training.model import model_config
 from selattn.training.overrides import override
@@ -27,8 +27,8 @@ HUGE = 10**9
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"batch": Batch(HUGE)}, r"1,000,000,000 rows of 9 tokens at once; make batch\.micro"),
-        ({"batch": Batch(HUGE, micro=1)}, r"the 1,000,000,000 rows of a step; set a smaller batch\.size"),
+        ({"batch": Batching(HUGE)}, r"1,000,000,000 rows of 9 tokens at once; make batch\.micro"),
+        ({"batch": Batching(HUGE, micro=1)}, r"the 1,000,000,000 rows of a step; set a smaller batch\.size"),
         ({"evaluation": Evaluation(5, HUGE, HUGE)}, r"rows of an evaluation at once; set a smaller evaluation\.batch"),
         ({"model": MODEL | {"hidden_size": HUGE}}, "for the model with its gradients and AdamW's moments"),
         ({"model": MODEL | {"num_hidden_layers": 10**5, "hidden_size": 10**5}}, "for the model with its gradients"),
@@ -70,7 +70,7 @@ def test_what_is_counted_is_needed(name):
 
 
 def test_a_step_holds_at_least_what_is_counted():
-    run = tiny(model=MODEL | {"vocab_size": 500}, batch=Batch(8))
+    run = tiny(model=MODEL | {"vocab_size": 500}, batch=Batching(8))
     model = SelectiveForCausalLM(model_config(run))
     held = 0
 
@@ -88,9 +88,9 @@ def test_a_step_holds_at_least_what_is_counted():
 
 @given(st.integers(1, 64), st.integers(1, 8), st.sampled_from(["fp32", "bf16"]))
 def test_devices_and_pieces_need_less_each(size, devices, precision):
-    run = tiny(batch=Batch(size * devices), machine=Machine(precision=precision))
+    run = tiny(batch=Batching(size * devices), machine=Machine(precision=precision))
     alone, shared = (sum(needs(run, count).values()) for count in (1, devices))
-    pieces = sum(needs(dataclasses.replace(run, batch=Batch(size * devices, micro=1)), 1).values())
+    pieces = sum(needs(dataclasses.replace(run, batch=Batching(size * devices, micro=1)), 1).values())
     assert shared <= alone
     assert pieces <= alone
 

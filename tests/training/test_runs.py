@@ -10,7 +10,7 @@ from selattn.data import Copy, Parity, VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
-from selattn.training.config import Machine, Text
+from selattn.training.config import Machine, TextData
 from selattn.training.datasets import Data
 from selattn.training.model import model_config
 from selattn.training.runs import GROUPS, RUNS, find_run, paper
@@ -45,7 +45,9 @@ def shrunk(run):
     model |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": heads, "head_dim": 4}
     small = {"variable-assignment": VariableAssignment(2, 3, 2), "copy": Copy(2), "parity": Parity(4)}
     data = (
-        dataclasses.replace(run.data, vocabulary=32, context=8) if isinstance(run.data, Text) else small[run.data.name]
+        dataclasses.replace(run.data, vocabulary=32, context=8)
+        if isinstance(run.data, TextData)
+        else small[run.data.name]
     )
     return dataclasses.replace(
         run,
@@ -78,7 +80,7 @@ def test_a_shrunk_run_takes_a_step(name, tmp_path):
     """Runs that are the same when they are shrunk are tried once."""
     run = shrunk(find_run(name))
     data = None
-    if isinstance(run.data, Text):
+    if isinstance(run.data, TextData):
         noise = Noise(2, run.data.context, run.data.vocabulary)
         data = Data(noise, {"validation": noise})
     finished = train(run, tmp_path / "run", data=data)

@@ -11,7 +11,7 @@ from selattn.data import read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import checkpoints, folder, train
-from selattn.training.config import Batch, Evaluation, Machine, Optimizer, Schedule, Start, Text
+from selattn.training.config import Batching, Evaluation, Machine, Optimizer, Schedule, Start, TextData
 from selattn.training.datasets import prepare
 from tests.training.tiny import MODEL, log, same_run, tiny, weights
 
@@ -121,7 +121,7 @@ def test_the_model_can_be_loaded_and_gives_the_recorded_loss(plain):
         assert model(**batch).past_key_values is not None  # what is saved goes on, like any model
 
 
-@pytest.mark.parametrize("changes", [{"batch": Batch(size=8)}, {"batch": Batch(size=8, micro=2)}])
+@pytest.mark.parametrize("changes", [{"batch": Batching(size=8)}, {"batch": Batching(size=8, micro=2)}])
 def test_micro_batches_do_not_matter(plain, tmp_path, changes):
     train(short(**changes), tmp_path / "run")
     close(plain, tmp_path / "run", rtol=1e-4)
@@ -133,7 +133,7 @@ def test_recomputation_does_not_matter(plain, tmp_path):
 
 
 def test_worker_processes_do_not_matter(plain, tmp_path):
-    train(short(batch=Batch(size=8, micro=4, workers=1)), tmp_path / "run")
+    train(short(batch=Batching(size=8, micro=4, workers=1)), tmp_path / "run")
     close(plain, tmp_path / "run", rtol=0)
 
 
@@ -288,7 +288,7 @@ def text(tmp_path_factory):
 def test_text_is_trained_on(text, tmp_path, monkeypatch, layout):
     """Both layouts, with a tokenizer that is trained on the way and saved beside the model."""
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    data = Text(source=str(text), vocabulary=300, context=16, layout=layout, validation=0.1)
+    data = TextData(source=str(text), vocabulary=300, context=16, layout=layout, validation=0.1)
     finished = train(short(data=data), tmp_path / "run")
     assert finished.evaluation["validation"].loss < 6
     assert read_tokenizer(tmp_path / "run" / "model").vocab_size == 300
@@ -305,7 +305,7 @@ def test_text_is_trained_on(text, tmp_path, monkeypatch, layout):
 
 def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    data = Text(source=str(text), vocabulary=300, context=16)
+    data = TextData(source=str(text), vocabulary=300, context=16)
     train(short(data=data), tmp_path / "run")
     data = dataclasses.replace(data, tokenizer=str(tmp_path / "run" / "model"), vocabulary=8000)
     with pytest.raises(SelattnError, match=r"has 300 tokens and data\.vocabulary is 8000: set data\.vocabulary=300"):
@@ -314,7 +314,7 @@ def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):
 
 def test_a_context_beyond_the_model_s_is_named(text, tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    data = Text(source=str(text), vocabulary=300, context=16, validation=0.1)
+    data = TextData(source=str(text), vocabulary=300, context=16, validation=0.1)
     train(short(data=data), tmp_path / "run")
     tuned = short(model={}, start=Start(str(tmp_path / "run")), data=dataclasses.replace(data, context=17))
     with pytest.raises(
@@ -326,4 +326,4 @@ def test_a_context_beyond_the_model_s_is_named(text, tmp_path, monkeypatch):
 def test_a_corpus_smaller_than_a_row_is_one_line(text, tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
     with pytest.raises(SelattnError, match="the corpus is smaller than one context"):
-        train(short(data=Text(source=str(text), vocabulary=300, context=100_000)), tmp_path / "run")
+        train(short(data=TextData(source=str(text), vocabulary=300, context=100_000)), tmp_path / "run")

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from selattn.data.synthetic import VariableAssignment
 from selattn.training import RunConfig, folder
-from selattn.training.config import Batch, Checkpoints, Evaluation, Optimizer, Schedule
+from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, Schedule
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8, "memory_epsilon": 0.1}
 
@@ -19,7 +19,7 @@ def tiny(**changes):
         model=MODEL | {"hidden_dropout": 0.1},
         optimizer=Optimizer(lr=3e-3),
         schedule=Schedule(steps=12, warmup=2),
-        batch=Batch(size=8, micro=4),
+        batch=Batching(size=8, micro=4),
         evaluation=Evaluation(every=5, rows=10, batch=4),
         checkpoints=Checkpoints(every=4),
         log_every=3,

@@ -12,7 +12,7 @@ from selattn.models import SelectiveForCausalLM
 from selattn.training import train
 from selattn.training.datasets import prepare
 from selattn.training.model import model_config
-from selattn.training.order import Share
+from selattn.training.sampling import Share
 from tests.training.tiny import MODEL, tiny
 
 

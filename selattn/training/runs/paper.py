@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from selattn.training.config import Batch, Evaluation, Machine, RunConfig, Schedule, Text
+from selattn.training.config import Batching, Evaluation, Machine, RunConfig, Schedule, TextData
 from selattn.training.runs.kinds import KINDS, size
 
 SIZES = range(8, 29, 2)
@@ -33,9 +33,9 @@ def c4(
     """A run of the paper. AdamW, learning rate, cosine and warm-up are the defaults of their settings."""
     return RunConfig(
         name,
-        data=Text(source="c4", vocabulary=8000, layout="documents", context=context),
+        data=TextData(source="c4", vocabulary=8000, layout="documents", context=context),
         model=size(d) | model,
-        batch=Batch(size=batch),
+        batch=Batching(size=batch),
         schedule=Schedule(steps=steps),
         evaluation=Evaluation(every=8_192, rows=8_192),
         machine=Machine(precision="bf16", compile=True),

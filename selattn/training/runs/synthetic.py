@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from selattn.data.synthetic import Copy, Parity, Task, VariableAssignment
-from selattn.training.config import Batch, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule
+from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule
 from selattn.training.runs.kinds import KINDS, size
 
 _TASKS: dict[str, Task] = {
@@ -25,7 +25,7 @@ def at_paper_scale(name: str, task: Task, kind: str) -> RunConfig:
         name,
         data=task,
         model=size(3) | KINDS[kind],
-        batch=Batch(size=2048),
+        batch=Batching(size=2048),
         schedule=Schedule(steps=65_536),
         evaluation=Evaluation(every=500, rows=2048, batch=256),
     )
@@ -63,7 +63,7 @@ def _small(
         name,
         data=task,
         model=size(d) | KINDS[kind],
-        batch=Batch(size=batch),
+        batch=Batching(size=batch),
         optimizer=Optimizer(lr=lr),
         schedule=Schedule(steps=steps, warmup=20),
         evaluation=Evaluation(every=evaluate, rows=1024, batch=256, target=target),

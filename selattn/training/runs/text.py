@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from selattn.training.config import Batch, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule, Text
+from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule, TextData
 from selattn.training.runs.kinds import KINDS, size
 
 
@@ -13,9 +13,9 @@ def small(name: str, kind: str) -> RunConfig:
     """d=3 on rows of 256 tokens: about two and a half million of them."""
     return RunConfig(
         name,
-        data=Text(vocabulary=4096, layout="packed", context=256),
+        data=TextData(vocabulary=4096, layout="packed", context=256),
         model=size(3) | KINDS[kind],
-        batch=Batch(size=8),
+        batch=Batching(size=8),
         optimizer=Optimizer(lr=2e-3),
         schedule=Schedule(steps=1_200, warmup=100),
         evaluation=Evaluation(every=200, rows=256, batch=16),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from selattn.training.config import Batch, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule, Text
+from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule, TextData
 from selattn.training.runs import synthetic
 from selattn.training.runs.kinds import KINDS, size
 
@@ -18,9 +18,9 @@ def language_model(name: str, kind: str, context: int, batch: int) -> RunConfig:
     """
     return RunConfig(
         name,
-        data=Text(vocabulary=3072, layout="packed", context=context),
+        data=TextData(vocabulary=3072, layout="packed", context=context),
         model={**size(3), **KINDS[kind], "tie_word_embeddings": True},
-        batch=Batch(size=batch),
+        batch=Batching(size=batch),
         optimizer=Optimizer(lr=3e-3),
         schedule=Schedule(steps=1_500, warmup=100),
         evaluation=Evaluation(every=100, rows=128, batch=8),

@@ -12,7 +12,7 @@ from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import SHIPPED, VARIABLE, zoo_folder, zoo_models
 from selattn.training import folder
-from selattn.training.config import Text
+from selattn.training.config import TextData
 from selattn.training.display import Display
 from selattn.training.launch import train
 from selattn.training.overrides import override
@@ -30,7 +30,7 @@ def names() -> list[str]:
 
 def reads_text(name: str) -> bool:
     """Whether a model of the zoo is a language model, which has a source."""
-    return isinstance(find_run(f"zoo-{name}").data, Text)
+    return isinstance(find_run(f"zoo-{name}").data, TextData)
 
 
 def make_zoo(
@@ -51,7 +51,7 @@ def make_zoo(
         if zoo_folder() == SHIPPED:
             raise SelattnError(f"{SHIPPED} belongs to the installed package: set {VARIABLE} to a folder of your own")
         run = override(find_run(f"zoo-{name}"), settings)
-        if source is not None and isinstance(run.data, Text):
+        if source is not None and isinstance(run.data, TextData):
             run = override(run, [f"data.source={source}"])
         done = train(run, runs / name, resume=True, display=display(name))
         if done.interrupted:
