@@ -89,9 +89,11 @@ def carry_out(config: "RunConfig", args: argparse.Namespace) -> int:
 def write_report(finished: "Finished", file: "Path") -> None:
     """The report of a run, from its record and its log."""
     from selattn.report.html.training import training_report
-    from selattn.training.folder import LOG, read_log
+    from selattn.training.folder import LOG, MODEL, RECORD, read_log
+    from selattn.utils.records import read_record
 
-    training_report(finished.record, read_log(finished.folder / LOG), str(finished.folder)).save(file)
+    record = read_record(finished.folder / MODEL / RECORD)
+    training_report(record, read_log(finished.folder / LOG), str(finished.folder)).save(file)
 
 
 def summarize(console: "Console", finished: "Finished") -> None:
