@@ -232,10 +232,10 @@ def step_cost(shape: Shape, kept: int) -> Cost:
     x = shape
     row = x.size * x.width
     rows = padded(x.heads // x.groups)
-    ranking = x.groups * kept * 8 * 2  # positions and F: who leaves, and what is seen
-    heads = x.groups * (kept * (2 * row + 4 * (rows - 1)) + 4 * row) + 2 * x.heads * row
-    moved = kept * (row + 12)
-    return Cost("step", 4 * x.batch * x.groups * rows * kept * padded(x.size), x.batch * (ranking + heads + moved))
+    programs = x.groups * (kept * (12 + 2 * row) + 4 * row)  # who leaves; keys and values, and the new ones
+    heads = x.heads * (4 * kept + 2 * row)  # F; queries and outputs
+    moved = kept * (12 + row)  # F after the step, by the last program of a row
+    return Cost("step", 4 * x.batch * x.groups * rows * kept * padded(x.size), x.batch * (programs + heads + moved))
 
 
 def seconds(costs: list[Cost], card: Card) -> float:

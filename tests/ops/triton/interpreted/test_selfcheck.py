@@ -1,18 +1,15 @@
 """The self-check passes with the kernels as they are, and catches those that are made wrong on purpose."""
 
-import shutil
-import sys
 import warnings
-from contextlib import contextmanager
-from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
 
 from selattn.ops.backends import dispatch
-from selattn.ops.backends.triton import Triton, kernels, selfcheck
+from selattn.ops.backends.triton import Triton, selfcheck
 from selattn.ops.backends.triton.battery import Outcome
+from tests.ops.triton.interpreted.faults import changed
 
 CPU = torch.device("cpu")
 # File, what stands there, what is put in its place. The first five in every run.
@@ -42,29 +39,6 @@ def _own_memory(tmp_path, monkeypatch):
     selfcheck.warn_once.cache_clear()
     yield
     selfcheck.forget()
-
-
-@contextmanager
-def changed(folder, file, old, new):
-    """The kernels with a change in one place, in a folder of their own: Triton reads their source."""
-    shutil.copytree(Path(kernels.__file__).parent, folder)
-    text = (folder / file).read_text()
-    assert text.count(old) == 1
-    if "\n" in new:  # another line, as far to the right
-        line = next(line for line in text.splitlines() if old in line)
-        new = new.replace("\n ", "\n" + line[: len(line) - len(line.lstrip())])
-    (folder / file).write_text(text.replace(old, new))
-
-    def purged():
-        return {name: sys.modules.pop(name) for name in list(sys.modules) if name.startswith(kernels.__name__ + ".")}
-
-    before = purged()
-    try:
-        with mock.patch.object(kernels, "__path__", [str(folder)]):
-            yield
-    finally:
-        purged()
-        sys.modules.update(before)
 
 
 def caught(name, tmp_path):

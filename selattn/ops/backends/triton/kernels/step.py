@@ -120,12 +120,12 @@ def sees_slots(c, position, now, HOW: tl.constexpr):
 
 
 @triton.jit
-def f_of_slots(c, b, h, cols, slot, position, now, seen, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
-    """F [ROWS, BC] of the heads h: what the slots have; without the shift, what this query selects, too."""
+def f_of_slots(c, b, h, real, cols, slot, position, now, seen, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
+    """F [ROWS, BC] of the heads h that are real: what the slots have, and without the shift what this query selects."""
     follows = c.H // c.S
     mask = h // follows
     at = (b.to(tl.int64) * c.S + mask)[:, None] * c.C + cols[None, :]
-    f = tl.load(c.f + at, mask=(h < c.H)[:, None] & (seen & (cols != slot))[None, :], other=0.0)
+    f = tl.load(c.f + at, mask=real[:, None] & (seen & (cols != slot))[None, :], other=0.0)
     if not HOW.shift:
         for s in range(c.S):
             S = selected_slots(c, b, s, cols, slot, position, now, seen, HOW)
@@ -186,7 +186,7 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
         if HOW.softcap:
             x = capped(x, c.cap)
         if HOW.select:
-            x -= f_of_slots(c, b, h, cols, slot, position, now, seen, HOW, ROWS, BC)
+            x -= f_of_slots(c, b, h, real, cols, slot, position, now, seen, HOW, ROWS, BC)
         x = tl.where(seen[None, :], x * LOG2E, float("-inf"))
         most = tl.maximum(top, tl.max(x, 1))
         safe = tl.where(most == float("-inf"), 0.0, most)  # a tile of slots that are not seen
