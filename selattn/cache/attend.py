@@ -34,6 +34,7 @@ def attend(
     There are no gradients: to ask for one is an error. The columns of F and of the weights are positions in the
     sequence. A token that has left has no weight, and its F is NaN: it is gone with the token.
     """
+    gradients.refuse_transforms()
     if gradients.needed(tokens):
         with torch.no_grad():
             result = attend(layer, *gradients.detached(tokens, rules), wanted, backend)

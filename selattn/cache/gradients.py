@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import Attention, AuxOutput
+from selattn.ops import Attention, AuxOutput, transforms
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 
@@ -30,6 +30,15 @@ class _Cut(torch.autograd.Function):
 def needed(tokens: Tokens) -> bool:
     """Whether somebody could ask for gradients."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tokens)
+
+
+def refuse_transforms() -> None:
+    """What lies in a cache has to outlive the call; inside of torch.func it would not."""
+    if transforms.in_transform():
+        raise SelattnError(
+            "a cache cannot be filled inside a transform of torch.func: pass the whole text in one forward, "
+            "without past_key_values"
+        )
 
 
 def detached(tokens: Tokens, rules: Rules) -> tuple[Tokens, Rules]:

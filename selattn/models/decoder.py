@@ -22,7 +22,7 @@ from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
 from selattn.models.parts import make_norm, rotary_angles
-from selattn.ops import AuxRequest, Backend, Rules, Sequences, checks
+from selattn.ops import AuxRequest, Backend, Rules, Sequences, checks, transforms
 
 
 class SelectiveModel(Evicting, SelectivePreTrainedModel):
@@ -205,7 +205,9 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         """Whether a pass that was given no cache makes one. Where there cannot be one, who did not ask gets none."""
         if use_cache is not None:
             return use_cache
-        if not self.config.use_cache or self._recomputes() or torch.compiler.is_exporting():
+        if not self.config.use_cache or self._recomputes():
+            return False
+        if torch.compiler.is_exporting() or transforms.in_transform():
             return False
         if sequences is None or not packed:
             return True

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
+from selattn.ops import transforms
 from selattn.ops.arguments import Arguments
 from selattn.ops.backends import plain_order
 from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, dense_rows, policy_number, rules_fields
@@ -40,9 +41,12 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     """The order after the queries, and the scores after each of them.
 
     Logits are made of what is kept only, so that time follows the budget. What the library has no logits for (a sparse
-    pattern, a separate form, another device) is given to it strip by strip.
+    pattern, a separate form, another device) is given to it strip by strip. The tensors of a transform of `torch.func`
+    have no memory that it could read: there the order is found in plain PyTorch.
     """
     policy, tokens, rules = request.policy, request.tokens, request.rules
+    if transforms.in_transform():
+        return plain_order.order(request)
     if refusal(tokens, rules):
         if torch.compiler.is_exporting():
             raise SelattnError("budgets with a sparse pattern or a separate form cannot be exported: leave them out")
