@@ -106,6 +106,15 @@ class PrunedGeneration:
             raise SelattnError(f"assistant_early_exit must be a layer, 1 to {layers} here, not {leaves!r}")
         return chosen, model_kwargs
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers. Of a generation config that was made from a model's config transformers reads only what
+        it knows itself: one that has been given budgets is none of these any more.
+        """
+        own: Any = getattr(self, "generation_config", None)
+        if any(getattr(own, name, None) is not None for name in EVICTION):
+            own._from_model_config = False
+        return super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:

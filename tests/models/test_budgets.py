@@ -151,6 +151,20 @@ def test_budgets_in_a_generation_config(budgets, policy, tmp_path):
     assert torch.equal(continued(loaded, ids, mask, past_key_values=cache), continued(model, ids, mask, **other))
 
 
+def test_budgets_that_a_model_was_given_are_saved(tmp_path):
+    """In its own generation config, of which transformers would read only what it knows itself."""
+    model = tiny()
+    ids, mask = prompts(2, 9, [0, 3], 2)
+    model.generation_config.cache_budgets, model.generation_config.cache_policy = [3, 5], "h2o"
+    want = continued(model, ids, mask)
+    model.save_pretrained(tmp_path)
+    loaded = SelectiveForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
+    found = continued(loaded, ids, mask, return_dict_in_generate=True)
+    assert found.past_key_values.budgets == Budgets((3, 5))
+    assert found.past_key_values.policy.name == "h2o"
+    assert torch.equal(found.sequences, want)
+
+
 def test_a_returned_cache_goes_on():
     model = tiny()
     ids, mask = prompts(1, 9, [0], 3)
