@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, shortened
 from selattn.evaluation.text import Searched, Text
 from selattn.eviction import Budgets
 from selattn.utils.journal import whole_lines
@@ -97,9 +97,11 @@ def read_settings(folder: Path) -> SearchSettings:
     file = folder / SETTINGS
     try:
         return from_json(SearchSettings, json.loads(file.read_bytes()))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise SelattnError(f"{folder} is not the folder of a search: it has no {SETTINGS}") from None
-    except (OSError, ValueError, MissingError, KindError):
+    except OSError as error:
+        raise SelattnError(f"cannot read {shortened(str(file))}: {error.strerror}") from None
+    except (ValueError, MissingError, KindError):
         raise SelattnError(f"{file} is damaged: delete the folder and search again") from None
 
 
@@ -110,7 +112,9 @@ def read_path(folder: Path) -> list[Step]:
         return []
     try:
         path = [from_json(Step, json.loads(line)) for line in whole_lines(file)]
-    except (OSError, ValueError, MissingError, KindError):
+    except OSError as error:
+        raise SelattnError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, MissingError, KindError):
         raise SelattnError(f"{file} is damaged: delete the folder and search again") from None
     if [step.iteration for step in path] != list(range(len(path))):
         raise SelattnError(f"{file} is damaged, iterations are missing: delete the folder and search again")

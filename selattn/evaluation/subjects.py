@@ -86,8 +86,11 @@ class Subject:
 
 def read_budgets(text: str) -> Budgets:
     """A number for all layers, a number for each, a budgets file, or the folder of a search."""
-    if re.fullmatch(r"\[?[\d\s,-]+\]?", text):
+    text = text.strip()
+    if re.fullmatch(r"\[?[\d\s,-]*\]?", text):
         try:
+            if text.startswith("[") != text.endswith("]"):
+                raise ValueError(text)  # what was typed is not all that was meant
             numbers = [int(number) for number in text.removeprefix("[").removesuffix("]").split(",")]
         except ValueError:
             raise SelattnError(f"budgets are a number, or one for each layer such as 8,48,8, not {text!r}") from None

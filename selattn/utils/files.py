@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from selattn.errors import CannotWriteError
+from selattn.errors import CannotWriteError, SelattnError
 
 
 @contextmanager
@@ -20,6 +20,12 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
         raise CannotWriteError(path, error, advice) from error
 
 
+def check_ordinary(path: Path) -> None:
+    """Raise for a device or a pipe: what is written whole takes the place of what was there, /dev/null included."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise SelattnError(f"cannot write {path}: it is no ordinary file; give the name of a file")
+
+
 @contextmanager
 def replacing(path: Path, advice: str = "") -> Iterator[Path]:
     """The name of a file to write, which then takes the place of `path`; folders above are made.
@@ -29,6 +35,7 @@ def replacing(path: Path, advice: str = "") -> Iterator[Path]:
     """
     part = path.with_name(path.name + ".part")
     with writing(path, advice):
+        check_ordinary(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield part

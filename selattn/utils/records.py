@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 from selattn.errors import SelattnError, shortened
-from selattn.utils.files import write_json
+from selattn.utils.files import check_ordinary, write_json
 from selattn.utils.typed import KindError, MissingError, from_json, to_json
 
 T = TypeVar("T")
@@ -121,8 +121,7 @@ def check_output(path: Path | None) -> None:
     check_parents(path)
     if not path.name or path.is_dir():
         raise SelattnError(f"cannot write {path}: it is a folder; give the name of a file")
-    if path.exists() and not path.is_file():  # a device would be replaced by a file
-        raise SelattnError(f"cannot write {path}: it is no ordinary file; give the name of a file")
+    check_ordinary(path)
 
 
 def check_parents(path: Path) -> None:

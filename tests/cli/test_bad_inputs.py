@@ -1,7 +1,10 @@
 """Every command refuses what it cannot do: exit code 2, one line that names the fault, and nothing left behind."""
 
+import contextlib
 import json
 import shutil
+import socket
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +46,22 @@ def here(tmp_path_factory):
         write_checkpoint(here / name / "model.bin", write_tokenizer(here / name / "tok.bin"))
     cut(here / "cut" / "model.bin")
     return here
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_device_is_replaced(here):
+    """A file that is written whole takes the place of what has its name: root could lose /dev/null by it.
+
+    The table names sockets in the place of devices, so that a mistake costs nothing.
+    """
+    devices = [Path("/dev/null"), Path("/dev/full")]
+    sockets = [here / f"socket.{suffix}" for suffix in ("json", "png", "html")]
+    for path in sockets:
+        with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(here):
+            made.bind(path.name)
+    yield
+    assert all(path.is_char_device() for path in devices)
+    assert all(path.is_socket() for path in sockets)
 
 
 def models(here):

@@ -32,6 +32,17 @@ def test_what_goes_wrong_leaves_the_old_file(tmp_path, error):
     assert os.listdir(tmp_path) == ["file"]
 
 
+def test_a_device_is_not_replaced(tmp_path):
+    """As root one could be: a pipe stands for it here."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(SelattnError, match=f"cannot write .*{name}: it is no ordinary file"):
+            write_text(tmp_path / name, "text")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
 def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path, monkeypatch):
     order = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: order.append(os.readlink(f"/proc/self/fd/{descriptor}")))
