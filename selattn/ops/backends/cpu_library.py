@@ -17,6 +17,8 @@ from selattn.utils.structs import constant
 
 _NAMES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64", torch.bfloat16: "BFLOAT16"}
 DTYPES = {dtype: constant(name) if native.library() else -1 for dtype, name in _NAMES.items()}
+_POLICIES = ("POLICY_SELECTIVE", "POLICY_H2O", "POLICY_TOVA", "POLICY_WINDOW")
+POLICIES = {name: constant(name) if native.library() else -1 for name in _POLICIES}
 BLOCK = constant("BLOCK") if native.library() else 1  # queries whose F begins with a stored value
 LARGEST_HEAD = constant("MAX_SIZE") if native.library() else 0
 
@@ -62,4 +64,4 @@ def call_library(function: str, *args: Any, who: str, smaller: str) -> None:
 def policy_number(policy: Ranking) -> tuple[int, float]:
     """The library's number of a policy, and its parameter; any for one that ranks nothing here."""
     name, parameter = policy.compiled() or ("POLICY_SELECTIVE", 0.0)
-    return constant(name), parameter
+    return POLICIES[name], parameter
