@@ -41,5 +41,5 @@ def test_damage_is_told(tmp_path, change):
 
 def test_a_folder_in_its_place_is_told(tmp_path):
     (tmp_path / PATH).mkdir()
-    with pytest.raises(SelattnError, match=r"path\.jsonl is damaged"):
+    with pytest.raises(SelattnError, match=r"cannot read .*path\.jsonl: Is a directory"):
         read_path(tmp_path)
