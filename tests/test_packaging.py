@@ -19,7 +19,7 @@ from packaging.version import Version
 
 import selattn
 from selattn.utils import native
-from tools.install import copy_source
+from tools.install import FOLDERS, copy_source
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -67,6 +67,16 @@ def test_the_tests_run_with_versions_that_an_installation_admits():
     (torch,) = (each for each in wanted if each.name == "torch")
     here = Version(metadata.version("torch"))
     assert not torch.specifier.contains(f"{here.major}.{here.minor + 1}.0")
+
+
+def test_no_folder_of_the_project_is_forgotten():
+    """A new one goes into MANIFEST.in, and into what is installed from when installing is tried."""
+    grafted = re.findall(r"^graft (\S+)$", (ROOT / "MANIFEST.in").read_text(), re.MULTILINE)
+    assert {*grafted, "selattn"} == set(FOLDERS)
+    if (ROOT / ".git").exists():  # an sdist has none
+        tracked = subprocess.run(["git", "ls-files", "*/*"], cwd=ROOT, capture_output=True, text=True, check=True)
+        folders = {line.split("/")[0] for line in tracked.stdout.splitlines()}
+        assert {name for name in folders if not name.startswith(".")} == set(FOLDERS)
 
 
 def test_an_sdist_is_whole_and_a_wheel_from_it_has_the_zoo(tmp_path):

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("benchmarks", "csrc", "docs", "results", "selattn", "tests", "zoo")
+FOLDERS = ("benchmarks", "csrc", "docs", "examples", "results", "selattn", "tests", "tools", "zoo")
 FILES = ("*.md", "*.toml", "*.cff", "*.in", "*.py", "LICENSE", "Makefile", ".clang-format")  # at the root
 BUILT = ("__pycache__", "*.so", "_native_missing.txt", "*.part", "*.parts.jsonl", "*.egg-info")
 WAYS = ("wheel", "sdist", "editable")

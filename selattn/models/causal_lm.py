@@ -16,7 +16,7 @@ from selattn.models.by_layer import ByLayer
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
 from selattn.models.evicting import PrunedGeneration
-from selattn.models.inputs import EMPTY, refuse_unknown, sequences_of
+from selattn.models.inputs import EMPTY, check_given, refuse_unknown, sequences_of
 from selattn.models.memory_loss import memory_term, share_of_labels
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
 from selattn.ops import Sequences
@@ -74,6 +74,8 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
         """
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         refuse_unknown(kwargs, type(self).forward)
+        if labels is not None:
+            check_given(input_ids, inputs_embeds, self.config.hidden_size, labels=labels)
         given = shift_labels if shift_labels is not None or labels is None else next_tokens(labels)
         learns = given is not None
         outputs: SelectiveModelOutput = self.model(

@@ -17,7 +17,16 @@ from selattn.models.attention import Context
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
 from selattn.models.evicting import Evicting, selective_cache
-from selattn.models.inputs import next_places, over_tokens, refuse_several, refuse_unknown, several, whole_places
+from selattn.models.inputs import (
+    TOLD,
+    check_given,
+    next_places,
+    over_tokens,
+    refuse_several,
+    refuse_unknown,
+    several,
+    whole_places,
+)
 from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
@@ -79,8 +88,8 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         refuse_unknown(kwargs, type(self).forward)
         if selection_strength is not None:
             checks.strength(selection_strength)
-        if (input_ids is None) == (inputs_embeds is None):
-            raise SelattnError("give exactly one of input_ids and inputs_embeds")
+        told = (attention_mask, position_ids, cu_seq_lens_q, seq_idx)
+        check_given(input_ids, inputs_embeds, self.config.hidden_size, **dict(zip(TOLD, told, strict=True)))
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         shape = (x.shape[0], x.shape[1])
         cache = selective_cache(past_key_values)
@@ -89,7 +98,6 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
             torch.compiler.is_compiling() and cache is not None and shape[1] == 1 and cache.layers[0].is_initialized
         )
         past = None if one_step else 0 if cache is None else cache.get_seq_length()
-        told = (attention_mask, position_ids, cu_seq_lens_q, seq_idx)
         if cache is not None and past != 0:
             places = next_places(shape, cache, past, *told)
         else:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from selattn.cache import SelectiveCache
 from selattn.errors import SelattnError
-from selattn.ops import Sequences
+from selattn.ops import Sequences, checks
 from selattn.utils.suggest import advice
 
 # What collators and older callers pass beside the arguments of `forward`. Nothing is lost by not reading it: the
@@ -19,6 +19,8 @@ from selattn.utils.suggest import advice
 UNREAD = ("cu_seq_lens_k", "max_length_q", "max_length_k", "cache_position")
 # What callers written for all kinds of models pass: harmless as long as it is empty, and refused when it is not.
 EMPTY = ("head_mask", "token_type_ids", "encoder_hidden_states", "encoder_attention_mask")
+
+TOLD = ("attention_mask", "position_ids", "cu_seq_lens_q", "seq_idx")  # what tells the sequences of a batch
 
 PACKED = "cu_seq_lens_q describes one packed row: batch size 1, and no cache before it"
 
@@ -43,6 +45,24 @@ def _refuse_full(name: str, value: Tensor | None) -> None:
         torch._assert_async((value == 0).all(), rule)  # values are unknown here, so the graph itself asserts it
     elif name != "token_type_ids" or bool(value.any()):
         raise SelattnError(rule)
+
+
+def check_given(ids: Tensor | None, embeds: Tensor | None, width: int, **others: Tensor | None) -> None:
+    """Raise for what is no tensor, or not of the kind that belongs there, before any work is done."""
+    if (ids is None) == (embeds is None):
+        raise SelattnError("give exactly one of input_ids and inputs_embeds")
+    checks.optional(input_ids=ids, inputs_embeds=embeds, **others)
+    if ids is not None and ids.dim() != 2:
+        raise SelattnError(f"input_ids must be [batch, tokens], not {list(ids.shape)}")
+    if embeds is not None and (embeds.dim() != 3 or embeds.shape[-1] != width):
+        raise SelattnError(f"inputs_embeds must be [batch, tokens, {width}], not {list(embeds.shape)}")
+    for name, x in (("input_ids", ids), *others.items()):
+        if x is not None and x.is_floating_point() and name != "attention_mask":
+            raise SelattnError(f"{name} must hold whole numbers, not {x.dtype}")
+    labels = others.get("labels")
+    shape = ids.shape if ids is not None else embeds.shape[:2] if embeds is not None else None
+    if labels is not None and labels.shape != shape:
+        raise SelattnError(f"labels must be [batch, tokens] = {list(shape or ())}, not {list(labels.shape)}")
 
 
 def sequences_of(
@@ -170,7 +190,7 @@ def _check_repeated(earlier: Tensor, length: Tensor) -> None:
 def _if_padded(sequences: Sequences | None, past: int) -> Tensor | None:
     """[B, N] which of the new tokens are no padding; None if none is."""
     real = None if sequences is None else sequences.real[:, past:]
-    return None if real is None or (not torch.compiler.is_compiling() and bool(real.all())) else real
+    return None if real is None or (not _unknown(real) and bool(real.all())) else real
 
 
 def over_tokens(x: Tensor | None, sequences: Sequences | None, length: Tensor, seen: int) -> Tensor | None:
@@ -248,15 +268,20 @@ def _check_shapes(
             raise SelattnError(f"{name} must be [batch, tokens] = {[batch, length]}, not {list(given.shape)}")
 
 
+def _unknown(x: Tensor) -> bool:
+    """Whether the values of a tensor are unknown: in a compiled graph, and on the meta device."""
+    return torch.compiler.is_compiling() or x.is_meta
+
+
 def _unless_all_real(mask: Tensor | None) -> Tensor | None:
-    """A mask with no padding is no mask, which is cheaper. In a compiled graph its values are unknown, so it stays."""
-    if mask is None or (not torch.compiler.is_compiling() and bool(mask.all())):
+    """A mask with no padding is no mask, which is cheaper. Where its values are unknown, it stays."""
+    if mask is None or (not _unknown(mask) and bool(mask.all())):
         return None
     return mask.bool()
 
 
 def _unless_one(sequences: Sequences) -> Sequences | None:
     """None for one unpadded sequence in each row."""
-    if torch.compiler.is_compiling() or bool(sequences.start.any()):
+    if _unknown(sequences.start) or bool(sequences.start.any()):
         return sequences
     return None

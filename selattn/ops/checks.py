@@ -26,6 +26,8 @@ _FLAG = ((bool,), "True or False")
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     **dict.fromkeys(("query", "key", "value", "attn_mask", "selection_query", "selection_key"), _TENSOR),
     **dict.fromkeys(("visible_until", "initial_f"), _TENSOR),
+    **dict.fromkeys(("input_ids", "inputs_embeds", "attention_mask", "position_ids", "labels"), _TENSOR),  # of models
+    **dict.fromkeys(("cu_seq_lens_q", "seq_idx"), _TENSOR),
     **dict.fromkeys(("dropout_p", "scale", "softcap", "tau", "tolerance"), _NUMBER),
     "strength": ((*_NUMBER[0], Tensor), "a number or a 0-d tensor"),
     "window": ((int, torch.SymInt), "a whole number of keys, at least 1 (the query's own)"),

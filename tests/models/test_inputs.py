@@ -128,7 +128,7 @@ WRONG = [
     ({"position_ids": torch.arange(7)[None]}, r"position_ids must be \[batch, tokens\] = \[2, 6\], not \[1, 7\]"),
     ({"position_ids": torch.arange(20, 26)[None]}, "a sequence of 26 tokens is longer than the 24 learned positions"),
     ({"position_ids": torch.arange(-1, 5)[None]}, "position_ids must be at least 0, not -1"),
-    ({"seq_idx": torch.zeros(3, 6)}, "seq_idx must be"),
+    ({"seq_idx": torch.zeros(3, 6, dtype=torch.int64)}, "seq_idx must be"),
     ({"cu_seq_lens_q": torch.tensor([0, 6])}, "cu_seq_lens_q describes one packed row"),
     ({"inputs_embeds": torch.zeros(2, 6, 16)}, "exactly one of input_ids and inputs_embeds"),
     ({"lables": IDS}, "unknown argument 'lables' of forward: did you mean 'labels'?"),
