@@ -6,9 +6,20 @@ masks. T is the number of blocks of BM rows.
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import NamedTuple
 
 from torch import Tensor
+
+from selattn.ops.selection import Selection
+
+# The switches of `Selection` as kernels are given them: 1 or 0 each, in one bundle, whatever they are.
+Switches = namedtuple("Switches", tuple(Selection().switches))  # type: ignore[misc]
+
+
+def switches_of(selection: Selection) -> Switches:
+    """The bundle for one call. The heads are no part of it: they do not decide the code of a kernel."""
+    return Switches(**{name: int(on) for name, on in selection.switches.items()})
 
 
 class Rows(NamedTuple):
@@ -70,10 +81,7 @@ class How(NamedTuple):
 
     select: bool  # else standard attention: F = 0
     separate: bool
-    relu: bool
-    protect_first: bool
-    protect_self: bool
-    shift: int  # 1: a row's selection counts from the next row on; 0: from its own
+    switches: Switches  # of selection
     softcap: bool
     strength: bool
     bias: bool

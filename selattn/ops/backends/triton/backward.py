@@ -115,7 +115,7 @@ def _selecting(
     assert call.query.data is not None
     batch, size, total = call.query.data.shape[0], config.rows, blocks(call, config)
     whole = upstream.final_f is not None
-    end = -(-(call.N + how.shift) // size) if whole else total
+    end = -(-(call.N + how.switches.shift) // size) if whole else total  # type: ignore[attr-defined]  # its fields are made
     dq = found.lse.new_zeros(batch, call.S, call.N, how.Ds)
     dk = found.lse.new_zeros(batch, call.S, call.M, how.Ds)
     if upstream.final_f is None:

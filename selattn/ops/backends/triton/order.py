@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from selattn.ops.arguments import Arguments
-from selattn.ops.backends.triton.arguments import Rows
+from selattn.ops.backends.triton.arguments import Rows, Switches, switches_of
 from selattn.ops.backends.triton.configs import choose
 from selattn.ops.backends.triton.launch import launch, on
 from selattn.ops.backends.triton.prepare import heads_on, padded, precision_of, rows_of
@@ -50,9 +50,7 @@ class EvictionHow(NamedTuple):
 
     select: bool
     separate: bool
-    relu: bool
-    protect_first: bool
-    protect_self: bool
+    switches: Switches
     strength: bool
     softcap: bool
     window: bool
@@ -153,9 +151,7 @@ def _order(x: Call) -> tuple[Tensor, Tensor]:
     how = EvictionHow(
         select=masks > 0,
         separate=x.separate,
-        relu=selection.relu,
-        protect_first=selection.protect_first,
-        protect_self=selection.protect_self,
+        switches=switches_of(selection),
         strength=strength is not None,
         softcap=rules.softcap is not None and not x.separate,
         window=rules.window is not None,

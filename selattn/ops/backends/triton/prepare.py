@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selattn.ops.backends.triton.arguments import Call, How, Matrix, Rows
+from selattn.ops.backends.triton.arguments import Call, How, Matrix, Rows, switches_of
 from selattn.ops.backends.triton.configs import Config, choose
 from selattn.ops.request import Request
 from selattn.ops.selection import Selection
@@ -85,10 +85,7 @@ def prepare(r: Request) -> Prepared:
     how = How(
         select=masks > 0,
         separate=separate,
-        relu=selection.relu,
-        protect_first=selection.protect_first,
-        protect_self=selection.protect_self,
-        shift=int(selection.shift),
+        switches=switches_of(selection),
         softcap=softcap is not None,
         strength=strength is not None,
         bias=r.bias is not None,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from selattn.ops.arguments import Arguments
-from selattn.ops.backends.triton.arguments import Rows
+from selattn.ops.backends.triton.arguments import Rows, Switches, switches_of
 from selattn.ops.backends.triton.configs import choose
 from selattn.ops.backends.triton.launch import launch, on
 from selattn.ops.backends.triton.prepare import heads_on, padded, precision_of, rows_of
@@ -57,10 +57,7 @@ class StepHow(NamedTuple):
 
     select: bool
     separate: bool
-    relu: bool
-    protect_first: bool
-    protect_self: bool
-    shift: bool
+    switches: Switches
     strength: bool
     softcap: bool
     window: bool
@@ -212,10 +209,7 @@ def _step(x: Call) -> Tensor:
         how = StepHow(
             select=masks > 0,
             separate=separate,
-            relu=selection.relu,
-            protect_first=selection.protect_first,
-            protect_self=selection.protect_self,
-            shift=selection.shift,
+            switches=switches_of(selection),
             strength=strength is not None,
             softcap=rules.softcap is not None,
             window=rules.window is not None,

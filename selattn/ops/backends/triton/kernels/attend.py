@@ -23,6 +23,7 @@ from selattn.ops.backends.triton.kernels.common import (
     selecting_rows,
     store_rows,
 )
+from selattn.ops.backends.triton.kernels.selection import source_rows
 
 
 @triton.jit
@@ -70,8 +71,9 @@ def attend(
     i = row_numbers(c, b, r, HOW)
     F = tl.zeros((BM, BN), tl.float32)
     if HOW.select:
-        source = row_numbers(c, b, r - HOW.shift, HOW)
-        qs = selecting_rows(c, b, s, r - HOW.shift, HOW, HOW.Ds, HOW.Ds_padded)
+        up = source_rows(r, HOW)
+        source = row_numbers(c, b, up, HOW)
+        qs = selecting_rows(c, b, s, up, HOW, HOW.Ds, HOW.Ds_padded)
     DV: tl.constexpr = HOW.Dv_padded
     queries, tops, totals, outputs = (), (), (), ()
     for x in tl.static_range(HEADS):
@@ -85,7 +87,7 @@ def attend(
     for at in range(0, count, BN):
         cols, present = columns_at(c, list_at, begin, count, at, BN, HOW)
         if HOW.select:
-            F = f_of_rows(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
+            F = f_of_rows(c, b, s, t, qs, source, up, cols, present, BM, HOW)
             if HOW.memory:
                 if leads:
                     kept += memory_of(c, b, s, F, i, r, cols, present, HOW)

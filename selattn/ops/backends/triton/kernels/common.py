@@ -16,6 +16,8 @@ All addresses are made of int64: a tensor may have more than 2^31 elements.
 import triton
 import triton.language as tl
 
+from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
+
 LOG2E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2**31 - 1)  # a row, or a block, that no sequence reaches
 
@@ -77,9 +79,7 @@ def last_rows(c, b, h, cols, present, HOW: tl.constexpr):
 def last_selecting(c, b, s, cols, present, HOW: tl.constexpr):
     """The same for the rows that may select a key; 0 where it is protected, too."""
     if HOW.last == 0:
-        if HOW.protect_first:
-            present = present & (cols > 0)
-        found = tl.where(present, NEVER, 0)
+        found = tl.where(spare_first(present, cols > 0, HOW), NEVER, 0)
     else:
         found = tl.load(c.last_selecting + (b.to(tl.int64) * c.S + s) * c.M + cols, mask=present, other=0)
     return found
@@ -154,10 +154,7 @@ def selecting_logits(c, products, HOW: tl.constexpr):
 @triton.jit
 def may_select(c, b, s, i, r, cols, last, HOW: tl.constexpr):
     """Where source row i (query r) may select a key. `last`: see `last_selecting`."""
-    if HOW.protect_self:
-        allowed = (cols < i) & (i < last)
-    else:
-        allowed = (cols <= i) & (i < last)
+    allowed = spare_self((cols <= i) & (i < last), cols != i, HOW)
     h = selecting_head(c, s, HOW)
     if HOW.mask:
         allowed = allowed & (entries(c.mask, b, h, r, cols, allowed, 0) != 0)
@@ -198,11 +195,7 @@ def selected(c, b, s, products, i, r, cols, last, HOW: tl.constexpr):
     x = selecting_logits(c, products, HOW)
     if not HOW.separate:
         x = biased(c, b, selecting_head(c, s, HOW), x, r, cols, allowed, HOW)
-    if HOW.relu:
-        x = tl.where(x <= 0, 0.0, x)  # in this form NaN stays NaN
-    if HOW.strength:
-        x *= tl.load(c.strength)
-    return tl.where(allowed, x, 0.0)
+    return tl.where(allowed, constrained(c, x, HOW), 0.0)
 
 
 @triton.jit

@@ -32,13 +32,14 @@ from selattn.ops.backends.triton.kernels.common import (
     slope,
     store_rows,
 )
+from selattn.ops.backends.triton.kernels.selection import source_rows
 
 
 @triton.jit
 def f_by_keys(c, b, s, t, ks, last, r, cols, present, BM: tl.constexpr, HOW: tl.constexpr):
     """F [BN, BM] of block t, keys by queries. ks: the selecting keys; last: see `last_selecting`."""
     T = tl.cdiv(c.N, BM)
-    up = r - HOW.shift
+    up = source_rows(r, HOW)
     source = row_numbers(c, b, up, HOW)
     qs = selecting_rows(c, b, s, up, HOW, HOW.Ds, HOW.Ds_padded)
     products = tl.dot(ks, tl.trans(qs), input_precision=HOW.precision)
@@ -156,8 +157,9 @@ def d_queries(
     i = row_numbers(c, b, r, HOW)
     F = tl.zeros((BM, BN), tl.float32)
     if HOW.select:
-        source = row_numbers(c, b, r - HOW.shift, HOW)
-        qs = selecting_rows(c, b, s, r - HOW.shift, HOW, HOW.Ds, HOW.Ds_padded)
+        up = source_rows(r, HOW)
+        source = row_numbers(c, b, up, HOW)
+        qs = selecting_rows(c, b, s, up, HOW, HOW.Ds, HOW.Ds_padded)
     D: tl.constexpr = HOW.D_padded
     queries, upstream, means, norms, totals = (), (), (), (), ()
     for x in tl.static_range(HEADS):
@@ -171,7 +173,7 @@ def d_queries(
     for at in range(0, count, BN):
         cols, present = columns_at(c, list_at, begin, count, at, BN, HOW)
         if HOW.select:
-            F = f_of_rows(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
+            F = f_of_rows(c, b, s, t, qs, source, up, cols, present, BM, HOW)
         if SAME:
             k = load_rows(c.key, b, first // shared, cols, present, HOW.D, HOW.D_padded)
             v = load_rows(c.value, b, first // shared, cols, present, HOW.Dv, HOW.Dv_padded)

@@ -51,6 +51,7 @@ from selattn.ops.backends.triton.kernels.common import (
     slope,
     store_rows,
 )
+from selattn.ops.backends.triton.kernels.selection import reaches_logits, rows_of_f, source_rows
 
 
 @triton.jit
@@ -77,10 +78,11 @@ def d_forgetting(
         r = t * BM + tl.arange(0, BM)
         inside = r < c.N
         i = row_numbers(c, b, r, HOW)
-        source = row_numbers(c, b, r - HOW.shift, HOW)
+        up = source_rows(r, HOW)
+        source = row_numbers(c, b, up, HOW)
         cols, present = columns_at(c, list_at, begin, count, at, BN, HOW)
-        qs = selecting_rows(c, b, s, r - HOW.shift, HOW, HOW.Ds, HOW.Ds_padded)
-        F = f_of_rows(c, b, s, t, qs, source, r - HOW.shift, cols, present, BM, HOW)
+        qs = selecting_rows(c, b, s, up, HOW, HOW.Ds, HOW.Ds_padded)
+        F = f_of_rows(c, b, s, t, qs, source, up, cols, present, BM, HOW)
         total = tl.zeros((BM, BN), tl.float32)
         for x in range(c.H // c.S):
             h = s * (c.H // c.S) + x
@@ -163,16 +165,16 @@ def d_selecting_keys(
             found = tl.load(df + tile, mask=seen, other=0.0)
             sums = tl.cumsum(found, 1, reverse=True) + carry[:, None]
             carry += tl.sum(found, 1)
-            source = row_numbers(c, b, r - HOW.shift, HOW)
-            qs = selecting_rows(c, b, s, r - HOW.shift, HOW, HOW.Ds, HOW.Ds_padded)
+            above = source_rows(r, HOW)
+            source = row_numbers(c, b, above, HOW)
+            qs = selecting_rows(c, b, s, above, HOW, HOW.Ds, HOW.Ds_padded)
             x = selecting_logits(c, tl.dot(ks, tl.trans(qs), input_precision=HOW.precision), HOW)
-            up = (r - HOW.shift)[None, :]
+            up = above[None, :]
             passes = may_select(c, b, s, source[None, :], up, cols[:, None], last[:, None], HOW)
             y = x
             if not HOW.separate:
                 y = biased(c, b, selecting_head(c, s, HOW), x, up, cols[:, None], passes, HOW)
-            if HOW.relu:
-                passes = passes & (y > 0)
+            passes = reaches_logits(passes, y, HOW)
             d = tl.where(passes, sums, 0.0)
             if HOW.strength:
                 d *= tl.load(c.strength)
@@ -183,7 +185,7 @@ def d_selecting_keys(
             if HOW.softcap and not HOW.separate:
                 d *= slope(x, c.cap)
             # Rows up to one past the last: with a final F, the last source belongs to no row.
-            tl.store(df + tile, d, mask=present[:, None] & (r < c.N + HOW.shift)[None, :])
+            tl.store(df + tile, d, mask=present[:, None] & (r < rows_of_f(c, HOW))[None, :])
             total = tl.dot(d, qs.to(tl.float32), total, input_precision=HOW.sums)
         tl.store(later + each * c.M + cols, carry, mask=present)
         store_rows(dk, c.M, each, cols, present, total, HOW.Ds, HOW.Ds_padded)
@@ -216,8 +218,8 @@ def d_selecting_queries(
             # Keys among the others that no row of the block sees: nobody wrote anything for them.
             last = tl.load(c.last_any + b.to(tl.int64) * c.M + cols, mask=present, other=0)
             present = present & (last > c.M - c.N + t * BM)
-        mask = (r < c.N + HOW.shift)[:, None] & present[None, :]
+        mask = (r < rows_of_f(c, HOW))[:, None] & present[None, :]
         d = tl.load(df + row[:, None] * c.M + cols[None, :], mask=mask, other=0.0)
         total = tl.dot(d, ks.to(tl.float32), total, input_precision=HOW.sums)
-    up = r - HOW.shift
+    up = source_rows(r, HOW)
     store_rows(dq, c.N, each, up, (up >= 0) & (up < c.N), total, HOW.Ds, HOW.Ds_padded)

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from selattn.ops.backends.triton.kernels.common import NEVER, capped, load_rows
+from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
 from selattn.ops.backends.triton.kernels.step import SELECTIVE
 
 
@@ -33,10 +34,7 @@ def strip_logits(c, to, first, HOW: tl.constexpr, BM: tl.constexpr, BN: tl.const
         x = tl.dot(q, tl.trans(k), input_precision=HOW.precision) * c.scale
         if HOW.softcap:
             x = capped(x, c.cap)
-        if HOW.relu:
-            x = tl.where(x <= 0, 0.0, x)
-        if HOW.strength:
-            x *= tl.load(c.strength)
+        x = constrained(c, x, HOW)
         row = ((b.to(tl.int64) * c.S + s) * c.strip + r - first)[:, None]
         tl.store(to + row * c.M + cols[None, :], x, mask=inside[:, None] & present[None, :])
 
@@ -97,10 +95,7 @@ def evict(c, logits, kept, first, count, HOW: tl.constexpr, SLOTS: tl.constexpr,
             allowed = entry >= tl.where(real, 0, c.M)  # padding selects nothing
             if HOW.window:
                 allowed = allowed & (now - position < c.window)
-            if HOW.protect_self:
-                allowed = allowed & (slots != slot)
-            if HOW.protect_first:
-                allowed = allowed & (position != 0)
+            allowed = spare_first(spare_self(allowed, slots != slot, HOW), position != 0, HOW)
             at = (each * c.strip + r - first) * c.M + entry[None, :]
             F += tl.load(logits + at, mask=here & allowed[None, :], other=0.0)
     tl.store(kept + row * SLOTS + slots, entry)

@@ -29,6 +29,7 @@ from selattn.ops.backends.triton.kernels.common import (
     selecting_keys,
     selecting_rows,
 )
+from selattn.ops.backends.triton.kernels.selection import rows_of_f, source_rows
 
 AT_ONCE = tl.constexpr(8)  # blocks of rows
 
@@ -134,7 +135,7 @@ def select(
     # Blocks with a row, or a source, that sees one of the keys. The final F is what all sources select.
     t = tl.maximum(n * BN - offset, 0) // BM
     if HOW.final_f:
-        end = tl.cdiv(c.N + HOW.shift, BM)
+        end = tl.cdiv(rows_of_f(c, HOW), BM)
     elif HOW.last == 0:
         end = T
     else:
@@ -146,7 +147,7 @@ def select(
         for u in range(t, stop):
             # With a final F, a block of sources may follow the last block of rows: it has no F.
             tl.store(c.block_f + (each * T + u) * c.M + cols, f, mask=cols < tl.where(u < T, c.M, 0))
-            r = u * BM - HOW.shift + tl.arange(0, BM)
+            r = source_rows(u * BM + tl.arange(0, BM), HOW)
             i = row_numbers(c, b, r, HOW)
             qs = selecting_rows(c, b, s, r, HOW, HOW.Ds, HOW.Ds_padded)
             # Keys by queries: so the sum over queries stays within a few lanes.

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from selattn.ops.backends.triton.kernels.common import LOG2E, NEVER, capped
+from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
 
 SELECTIVE = tl.constexpr(0)  # as in `NUMBERS` of ../step.py
 WINDOW = tl.constexpr(3)
@@ -98,16 +99,8 @@ def selected_slots(c, b, s, cols, slot, position, now, seen, HOW: tl.constexpr):
     x = tl.sum(keys * query[None, :], 1) * c.selecting_scale
     if HOW.softcap and not HOW.separate:
         x = capped(x, c.cap)
-    if HOW.relu:
-        x = tl.where(x <= 0, 0.0, x)
-    if HOW.strength:
-        x *= tl.load(c.strength)
-    allowed = seen
-    if HOW.protect_self:
-        allowed = allowed & (cols != slot)
-    if HOW.protect_first:
-        allowed = allowed & (position != 0)
-    return tl.where(allowed, x, 0.0)
+    allowed = spare_first(spare_self(seen, cols != slot, HOW), position != 0, HOW)
+    return tl.where(allowed, constrained(c, x, HOW), 0.0)
 
 
 @triton.jit
@@ -126,7 +119,7 @@ def f_of_slots(c, b, h, real, cols, slot, position, now, seen, HOW: tl.constexpr
     mask = h // follows
     at = (b.to(tl.int64) * c.S + mask)[:, None] * c.C + cols[None, :]
     f = tl.load(c.f + at, mask=real[:, None] & (seen & (cols != slot))[None, :], other=0.0)
-    if not HOW.shift:
+    if not HOW.switches.shift:
         for s in range(c.S):
             S = selected_slots(c, b, s, cols, slot, position, now, seen, HOW)
             f += tl.where((mask == s)[:, None], S[None, :], 0.0)
