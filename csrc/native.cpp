@@ -24,7 +24,7 @@
 
 static constexpr int64_t CHUNK = 192, MAX_SIZE = 1024; /* keys that are served together; the largest head size */
 
-#include "attention/coming.h"
+#include "attention/prefetch.h"
 #include "attention/work.h"
 
 #if defined(__x86_64__)
@@ -88,7 +88,7 @@ static const Target &chosen() {
     return found;
 }
 
-/* A call that ends with 1 where there is not enough memory, whoever asked for it. */
+/* A call that returns 1 where an allocation fails. */
 template <class Call> static int guarded(Call call) {
     try {
         return call();

@@ -6,22 +6,22 @@
  *     dS[k, j] = sum over i > k of dF[i, j],  and  dA of the selecting head += strength * dS where its logit is positive
  *     dQ = scale dA K,  dK = scale dA^T Q,  dV = P^T dO
  * Blocks of queries go from the last to the first, because dS is a sum over later rows; the sum over later blocks is kept
- * for each column. The selecting head's dA is held back until all heads have been there. Every dA here is scale * dA.
+ * for each column. The selecting head's dA is deferred until all heads are done. Every dA here is scale * dA.
  * The blocks of a strip go over a chunk of keys together, head by head.
  */
-template <class T> struct Back { /* what a thread keeps of a block of queries */
+template <class T> struct BackwardBlock { /* what a thread keeps of a block of queries */
     T *queries, *d_outputs, *d_queries, *lse, *delta; /* of all heads */
     Selected<T> selected;                             /* of one chunk, and so are these */
     T *df, *first_da;
     T d_memory[BLOCK];
     Lanes<T> lanes;
     Chunk<T> chunk;
-    /* Whether it takes the products of seen.h; and whether its queries, what came back to them and their gradients were finite so
+    /* Whether it takes the products of seen.h; and whether its queries, the gradients of its outputs and of its queries were finite so
      * far. Then no product of 0 was NaN: of the queries, of dO and, as dQ would show it, of the keys. */
-    bool careful, finite = true;
+    bool exact_masking, finite = true;
 
-    void take(Memory &m, const Problem &p, int64_t d, int64_t dv_size, bool with_care) {
-        careful = with_care;
+    void take(Arena &m, const Problem &p, int64_t d, int64_t dv_size, bool exactly) {
+        exact_masking = exactly;
         queries = m.take<T>(p.H * BLOCK * d), d_queries = m.take<T>(p.H * BLOCK * d),
         d_outputs = m.take<T>(p.H * BLOCK * dv_size);
         lse = m.take<T>(p.H * BLOCK), delta = m.take<T>(p.H * BLOCK);
@@ -30,14 +30,14 @@ template <class T> struct Back { /* what a thread keeps of a block of queries */
     }
 };
 
-template <class T> struct BackStrip { /* what a thread needs of its own */
-    std::vector<Back<T>> blocks;
+template <class T> struct BackwardStrip { /* what a thread needs of its own */
+    std::vector<BackwardBlock<T>> blocks;
     T *weights, *da, *keys, *values, *query_rows, *d_output_rows, *dk, *dv, *later;
     std::vector<int32_t> living; /* of the whole strip */
 
-    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv_size, bool careful) {
+    void take(Arena &m, const Problem &p, int64_t most, int64_t d, int64_t dv_size, bool exact_masking) {
         blocks.resize(most);
-        for (Back<T> &each : blocks) each.take(m, p, d, dv_size, careful);
+        for (BackwardBlock<T> &each : blocks) each.take(m, p, d, dv_size, exact_masking);
         for (T **tile : {&weights, &da}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
         query_rows = m.take<T>(BLOCK * d), d_output_rows = m.take<T>(BLOCK * dv_size);
         keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv_size);
@@ -48,7 +48,7 @@ template <class T> struct BackStrip { /* what a thread needs of its own */
 };
 
 /* delta_i = scale * sum over d of dO O, and the log-sum-exp, of a block's rows. */
-template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b, int64_t h, Back<T> &a) {
+template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b, int64_t h, BackwardBlock<T> &a) {
     T line[2][MAX_SIZE];
     for (int64_t i = 0; i < BLOCK; i++) {
         T &lse = a.lse[h * BLOCK + i], &delta = a.delta[h * BLOCK + i];
@@ -62,7 +62,7 @@ template <class T> void row_sums(const Problem &p, const Rows &d_out, int64_t b,
     }
 }
 
-template <class T> struct BackPanel { /* one panel of one head over a chunk */
+template <class T> struct BackwardPanel { /* one panel of one head over a chunk */
     const Lanes<T> &lanes;
     const Chunk<T> &chunk;
     int panel;
@@ -72,9 +72,9 @@ template <class T> struct BackPanel { /* one panel of one head over a chunk */
 };
 
 /* ROWS keys of a panel: weights and dA into their tiles, and dF. Where F is 0 for all rows, no row before has selected the
- * key, so that nobody asks for dF. (Or the logit was so near 0 that strength times it is no number above 0.) */
+ * key, so that nobody needs dF. (Or the logit was so near 0 that strength times it is no number above 0.) */
 template <bool MASKED_BY_F, bool ALL, class T>
-void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v,
+void differentiate_group(const Problem &p, const BackwardPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v,
                          int64_t v_row) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
@@ -116,8 +116,8 @@ void differentiate_group(const Problem &p, const BackPanel<T> &a, int64_t i, con
 
 /* sum over the keys of a chunk of tile^T keys, added to the gradients of a panel's queries. */
 template <class T>
-void add_to_queries(const Back<T> &a, const T *tile, int panel, Range seen, const Gathered<T> &k, T *to, int64_t d) {
-    if (a.careful)
+void add_to_queries(const BackwardBlock<T> &a, const T *tile, int panel, Range seen, const Gathered<T> &k, T *to, int64_t d) {
+    if (a.exact_masking)
         add_seen_keys(a.lanes, a.chunk, panel, seen, k, tile, to, d);
     else
         add_columns_times(k.data + seen.begin * k.row, k.row, tile + seen.begin * PANEL<T>, seen.end - seen.begin, to, d);
@@ -125,28 +125,28 @@ void add_to_queries(const Back<T> &a, const T *tile, int panel, Range seen, cons
 
 /* One panel of one head: weights and dA into their tiles, dF and dQ. */
 template <class T>
-void differentiate_panel(const Problem &p, const BackStrip<T> &own, Back<T> &a, int64_t h, int panel, const Gathered<T> &k,
-                         const Gathered<T> &v, Coming &next, int64_t d, int64_t dv_size) {
+void differentiate_panel(const Problem &p, const BackwardStrip<T> &own, BackwardBlock<T> &a, int64_t h, int panel, const Gathered<T> &k,
+                         const Gathered<T> &v, Prefetch &prefetch, int64_t d, int64_t dv_size) {
     constexpr int W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
-    const bool holds_back = h == p.selecting;
+    const bool defers = h == p.selecting;
     const int64_t at = h * BLOCK + panel * W, tile = panel * TILE<T>;
-    const BackPanel<T> one{a.lanes, a.chunk, panel, a.queries + at * d, a.d_outputs + at * dv_size, a.lse + at, a.delta + at,
-                           holds_back ? a.selected.logit + tile : nullptr, a.selected.f + tile, a.df + tile, own.weights + tile,
-                           (holds_back ? a.first_da : own.da) + tile};
+    const BackwardPanel<T> one{a.lanes, a.chunk, panel, a.queries + at * d, a.d_outputs + at * dv_size, a.lse + at, a.delta + at,
+                           defers ? a.selected.logit + tile : nullptr, a.selected.f + tile, a.df + tile, own.weights + tile,
+                           (defers ? a.first_da : own.da) + tile};
     for (T *each : {one.weights, one.da}) { /* the products over queries read whole chunks */
         std::fill(each, each + seen.begin * W, (T)0);
         std::fill(each + seen.end * W, each + a.chunk.rounded * W, (T)0);
     }
     if (seen.begin == seen.end) return;
     for (int64_t i = seen.begin; i < seen.end; i += ROWS) {
-        next.ask();
+        prefetch.issue();
         const bool masked = p.selecting >= 0 && a.selected.is_masked(panel, i), all = sees_all(a.lanes, a.chunk, panel, i);
         const auto group = masked ? (all ? differentiate_group<true, true, T> : differentiate_group<true, false, T>)
                                   : (all ? differentiate_group<false, true, T> : differentiate_group<false, false, T>);
         group(p, one, i, k.data + i * k.row, k.row, v.data + i * v.row, v.row);
     }
-    if (!holds_back) add_to_queries(a, one.da, panel, seen, k, a.d_queries + at * d, d);
+    if (!defers) add_to_queries(a, one.da, panel, seen, k, a.d_queries + at * d, d);
 }
 
 /* Whether the gradients of a chunk's keys lie side by side, as the products want them. */
@@ -156,14 +156,14 @@ template <class T> bool adds_in_place(const Chunk<T> &c, int64_t size, int64_t p
 
 /* sum over the queries of tile^T rows, added to the gradient of a chunk's keys (or values). */
 template <class T>
-void add_to_keys(const Back<T> &a, const T *tile, const T *rows, int64_t rows_row, T *scratch, int64_t padded, T *to, int64_t size) {
+void add_to_keys(const BackwardBlock<T> &a, const T *tile, const T *rows, int64_t rows_row, T *scratch, int64_t padded, T *to, int64_t size) {
     const Chunk<T> &c = a.chunk;
     const bool direct = adds_in_place(c, size, padded);
     T *sums = direct ? to + c.key[0] * size : scratch;
     if (!direct) std::fill_n(scratch, c.rounded * padded, (T)0);
-    if (a.careful)
+    if (a.exact_masking)
         for (int64_t i = 0; i < c.count; i++) add_seen_rows(a.lanes, c, i, tile, rows, rows_row, sums + i * padded, padded);
-    for (int64_t i = 0; i < c.rounded && !a.careful; i += KEY_ROWS) {
+    for (int64_t i = 0; i < c.rounded && !a.exact_masking; i += KEY_ROWS) {
         int first = 0; /* panels before it have no row after these keys */
         while (first < PANELS<T> && a.lanes.panel_row_max[first] < c.index[i]) first++;
         add_tile_times(tile + i * PANEL<T>, TILE<T>, first, PANELS<T>, rows, rows_row, sums + i * padded, padded, padded);
@@ -174,8 +174,8 @@ void add_to_keys(const Back<T> &a, const T *tile, const T *rows, int64_t rows_ro
 }
 
 /* What selection adds to the selecting head's dA, and the soft cap's slope. `later` [M] is the sum of dF over later blocks, and
- * is moved on, where it is asked for. */
-template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch, T *later) {
+ * is moved on, where it is needed. */
+template <class T> void select_backward(const Problem &p, BackwardBlock<T> &a, T *scratch, T *later) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Chunk<T> &c = a.chunk;
     const T tau = (T)p.tau * LOG2E<T>, cap = (T)p.softcap * LOG2E<T>;
@@ -209,7 +209,7 @@ template <class T> void select_backward(const Problem &p, Back<T> &a, T *scratch
                 /* Where a row does not see the key, the tile may hold anything. */
                 const Vector<T> y = may ? load(logit + x * L) : Vector<T>{};
                 Vector<T> found = load(da + x * L);
-                if (masked && !c.shielded[i]) {
+                if (masked && !c.is_protected[i]) {
                     if (!all && protects(p, false, true)) may &= load(a.lanes.row + lane) != splat(c.index[i]);
                     if (p.relu) may &= y > Vector<T>{};
                     found += may ? load(sums + x * L + (p.shift ? 1 : 0)) * (T)p.strength : Vector<T>{};
@@ -231,9 +231,9 @@ Gathered<T> rows_of(const Rows &x, int64_t b, int64_t h, const Lanes<T> &lanes, 
     return {buffer, padded};
 }
 
-template <class T> void begin_block(const Problem &p, Back<T> &a, int64_t b, int64_t block, int64_t d, int64_t dv_size) {
+template <class T> void begin_block(const Problem &p, BackwardBlock<T> &a, int64_t b, int64_t block, int64_t d, int64_t dv_size) {
     const Rows q{p.query, p.query_stride, p.D, p.dtype}, d_out{p.d_output, p.d_output_stride, p.Dv, p.dtype};
-    look(p, b, block, a.lanes);
+    fill_lanes(p, b, block, a.lanes);
     for (int64_t h = 0; h < p.H; h++) {
         pack_panels(q, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale * LOG2E<T>, d, a.queries + h * BLOCK * d);
         pack_panels(d_out, b, h, a.lanes.first_row, a.lanes.count, (T)p.scale, dv_size, a.d_outputs + h * BLOCK * dv_size);
@@ -246,7 +246,7 @@ template <class T> void begin_block(const Problem &p, Back<T> &a, int64_t b, int
         a.d_memory[i] = i < a.lanes.count ? ((const T *)p.d_memory)[b * p.N + a.lanes.first_row + i] : 0;
 }
 
-template <class T> void end_block(const Problem &p, Back<T> &a, int64_t b, int64_t d) {
+template <class T> void end_block(const Problem &p, BackwardBlock<T> &a, int64_t b, int64_t d) {
     constexpr int W = PANEL<T>;
     for (int64_t h = 0; h < p.H; h++)
         for (int64_t i = 0; i < a.lanes.count; i++) {
@@ -258,7 +258,7 @@ template <class T> void end_block(const Problem &p, Back<T> &a, int64_t b, int64
 }
 
 /* F of a chunk for one block, from what the forward pass left. */
-template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int64_t b, int64_t block, int64_t d) {
+template <class T> void recompute_f(const Problem &p, BackwardBlock<T> &a, T *keys, int64_t b, int64_t block, int64_t d) {
     const Rows k{p.key, p.key_stride, p.D, p.dtype};
     const Chunk<T> &c = a.chunk;
     const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
@@ -271,44 +271,44 @@ template <class T> void select_again(const Problem &p, Back<T> &a, T *keys, int6
 
 /* What is read after head h of key-value head g and block s: the blocks come from the last to the first. */
 template <class T>
-Coming coming_back(const Problem &p, const BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h,
+Prefetch prefetch_backward(const Problem &p, const BackwardStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h,
                    int64_t d, int64_t dv_size) {
     const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
     const Rows d_out{p.d_output, p.d_output_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
     const Chunk<T> &c = own.blocks[s].chunk;
-    Coming next((blocks - 1 - s) * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
-    ask_for_keys(next, p, k, b, g + 1, c, d), ask_for_keys(next, p, v, b, g + 1, c, dv_size);
+    Prefetch prefetch((blocks - 1 - s) * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
+    prefetch_keys(prefetch, p, k, b, g + 1, c, d), prefetch_keys(prefetch, p, v, b, g + 1, c, dv_size);
     if (adds_in_place(c, p.D, d) && adds_in_place(c, p.Dv, dv_size)) {
-        const int64_t first = (b * p.G + (g + 1) % p.G) * p.M + c.key[0] + keys_ahead(p, g + 1, c);
-        next.share_of_rows((const T *)p.dk + first * d, d, d, c.count);
-        next.share_of_rows((const T *)p.dv + first * dv_size, dv_size, dv_size, c.count);
+        const int64_t first = (b * p.G + (g + 1) % p.G) * p.M + c.key[0] + lookahead(p, g + 1, c);
+        prefetch.share_of_rows((const T *)p.dk + first * d, d, d, c.count);
+        prefetch.share_of_rows((const T *)p.dv + first * dv_size, dv_size, dv_size, c.count);
     }
     const Turn then = turn_after(p, {blocks - 1 - s, h}, blocks);
-    const Back<T> &after = own.blocks[blocks - 1 - then.number];
+    const BackwardBlock<T> &after = own.blocks[blocks - 1 - then.number];
     const int64_t at = then.head * BLOCK;
-    next.numbers(after.queries + at * d, BLOCK * d), next.numbers(after.d_queries + at * d, BLOCK * d);
-    next.numbers(after.d_outputs + at * dv_size, BLOCK * dv_size);
+    prefetch.numbers(after.queries + at * d, BLOCK * d), prefetch.numbers(after.d_queries + at * d, BLOCK * d);
+    prefetch.numbers(after.d_outputs + at * dv_size, BLOCK * dv_size);
     if (after.lanes.count == BLOCK) {
-        next.rows(in_place<T>(q, b, then.head, after.lanes.first_row, d), q.stride[2], d, BLOCK);
-        next.rows(in_place<T>(d_out, b, then.head, after.lanes.first_row, dv_size), d_out.stride[2], dv_size, BLOCK);
+        prefetch.rows(in_place<T>(q, b, then.head, after.lanes.first_row, d), q.stride[2], d, BLOCK);
+        prefetch.rows(in_place<T>(d_out, b, then.head, after.lanes.first_row, dv_size), d_out.stride[2], dv_size, BLOCK);
     }
-    return next;
+    return prefetch;
 }
 
 /* All heads of key-value head g over a chunk, for block s. */
-template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks,
+template <class T> void differentiate(const Problem &p, BackwardStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks,
                                       int64_t d, int64_t dv_size) {
     const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
     const Rows d_out{p.d_output, p.d_output_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
-    Back<T> &a = own.blocks[s];
+    BackwardBlock<T> &a = own.blocks[s];
     const Chunk<T> &c = a.chunk;
     const Gathered<T> keys = gather(k, b, g, c.key, c.count, d, own.keys);
     const Gathered<T> values = gather(v, b, g, c.key, c.count, dv_size, own.values);
     for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
-        Coming next = coming_back(p, own, b, g, s, blocks, h, d, dv_size);
-        for (int panel = 0; panel < PANELS<T>; panel++) differentiate_panel(p, own, a, h, panel, keys, values, next, d, dv_size);
+        Prefetch prefetch = prefetch_backward(p, own, b, g, s, blocks, h, d, dv_size);
+        for (int panel = 0; panel < PANELS<T>; panel++) differentiate_panel(p, own, a, h, panel, keys, values, prefetch, d, dv_size);
         const Gathered<T> out_rows = rows_of(d_out, b, h, a.lanes, dv_size, own.d_output_rows);
         add_to_keys(a, own.weights, out_rows.data, out_rows.row, own.dv, dv_size, (T *)p.dv + (b * p.G + g) * p.M * p.Dv, p.Dv);
         if (h == p.selecting) continue;
@@ -318,7 +318,7 @@ template <class T> void differentiate(const Problem &p, BackStrip<T> &own, int64
 }
 
 /* The selecting head's dA, complete at last: its dQ and dK. */
-template <class T> void finish_selecting(const Problem &p, BackStrip<T> &own, Back<T> &a, int64_t b, int64_t d) {
+template <class T> void finish_selecting(const Problem &p, BackwardStrip<T> &own, BackwardBlock<T> &a, int64_t b, int64_t d) {
     const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype};
     const int64_t h = p.selecting, g = h / (p.H / p.G);
     const Chunk<T> &c = a.chunk;
@@ -333,21 +333,21 @@ template <class T> void finish_selecting(const Problem &p, BackStrip<T> &own, Ba
 }
 
 /* Whether key j lives for a block. */
-INLINE bool lived(const Problem &p, int64_t b, int64_t block, int64_t j) {
+INLINE bool is_living(const Problem &p, int64_t b, int64_t block, int64_t j) {
     return p.dead[b * p.M + j] > block && is_there(p, b, j, p.M - p.N + block * BLOCK);
 }
 
 /* A chunk of `count` keys of the strip: those of each block, which come in the order of the rows, from the last to the first. */
-template <class T> void backward_chunk(const Problem &p, BackStrip<T> &own, const int32_t *living, int64_t count, int64_t b,
+template <class T> void backward_chunk(const Problem &p, BackwardStrip<T> &own, const int32_t *living, int64_t count, int64_t b,
                                        int64_t first, int64_t blocks, T *later, int64_t d, int64_t dv_size) {
     for (int64_t s = 0; s < blocks; s++) {
-        Back<T> &a = own.blocks[s];
+        BackwardBlock<T> &a = own.blocks[s];
         a.chunk.count = 0;
         for (int64_t i = 0; i < count; i++)
-            if (living[i] >= a.lanes.first_key && living[i] < a.lanes.end_key && lived(p, b, first + s, living[i]))
+            if (living[i] >= a.lanes.first_key && living[i] < a.lanes.end_key && is_living(p, b, first + s, living[i]))
                 a.chunk.key[a.chunk.count++] = living[i];
         finish_chunk(p, b, a.lanes, a.chunk);
-        if (a.chunk.count && p.selecting >= 0) select_again(p, a, own.keys, b, first + s, d);
+        if (a.chunk.count && p.selecting >= 0) recompute_f(p, a, own.keys, b, first + s, d);
     }
     for (int64_t g = 0; g < p.G; g++)
         for (int64_t s = blocks - 1; s >= 0; s--)
@@ -359,7 +359,7 @@ template <class T> void backward_chunk(const Problem &p, BackStrip<T> &own, cons
     }
 }
 
-template <class T> void backward_strip(const Problem &p, BackStrip<T> &own, Progress &progress, T *laters, const Strips &strips,
+template <class T> void backward_strip(const Problem &p, BackwardStrip<T> &own, Progress &progress, T *d_f_later, const Strips &strips,
                                        int64_t unit, int64_t d, int64_t dv_size, int threads) {
     const int64_t b = unit % p.B, number = strips.count - 1 - unit / p.B, first = number * strips.size;
     const int64_t blocks = std::min(strips.size, block_count(p) - first), unit_before = unit >= p.B ? unit - p.B : -1;
@@ -371,32 +371,32 @@ template <class T> void backward_strip(const Problem &p, BackStrip<T> &own, Prog
     const int64_t end_key = own.blocks[blocks - 1].lanes.end_key;
     own.living.clear();
     for (int64_t j = first_key; j < end_key; j++)
-        if (lived(p, b, first, j)) own.living.push_back((int32_t)j);
+        if (is_living(p, b, first, j)) own.living.push_back((int32_t)j);
     /* Chunks small enough that the threads, which follow each other over the columns, all have something to do. */
     const int64_t count = (int64_t)own.living.size(), share = (count + 2 * threads - 1) / (2 * threads);
     const int64_t size = threads == 1 ? CHUNK : std::max<int64_t>(GROUP * 4, std::min<int64_t>(CHUNK, (share + GROUP - 1) / GROUP * GROUP));
     for (int64_t from = 0; from < count; from += size) {
         const int64_t end = from + size < count ? own.living[from + size] : end_key;
         if (unit_before >= 0) progress.wait(unit_before, end);
-        backward_chunk(p, own, own.living.data() + from, std::min(size, count - from), b, first, blocks, laters + b * p.M, d, dv_size);
+        backward_chunk(p, own, own.living.data() + from, std::min(size, count - from), b, first, blocks, d_f_later + b * p.M, d, dv_size);
         progress.finish(unit, end);
     }
     /* Also where this strip has no keys, the one before may not be overtaken; but the next strip's rows come earlier, so that
-     * nobody asks for columns from end_key on. */
+     * nobody waits for columns from end_key on. */
     if (unit_before >= 0) progress.wait(unit_before, end_key);
     progress.finish(unit, end_key);
     for (int64_t s = 0; s < blocks; s++) end_block(p, own.blocks[s], b, d);
 }
 
-template <class T> int backward_pass(const Problem &p, bool careful, bool &finite) {
+template <class T> int backward_pass(const Problem &p, bool exact_masking, bool &finite) {
     const int64_t d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
     const Strips strips(p);
     const int64_t units = strips.count * p.B;
     const int threads = (int)std::max<int64_t>(1, std::min(p.threads, units));
     const int per_row = (int)std::max<int64_t>(1, threads / p.B); /* threads that follow each other in one batch row */
-    Memory memory;
-    std::vector<BackStrip<T>> back(threads);
-    for (auto &each : back) each.take(memory, p, strips.size, d, dv, careful);
+    Arena memory;
+    std::vector<BackwardStrip<T>> workspaces(threads);
+    for (auto &each : workspaces) each.take(memory, p, strips.size, d, dv, exact_masking);
     T *later = memory.take<T>(p.B * p.M);
     Progress progress{memory.take<std::atomic<int64_t>>(units)};
     if (memory.failed) return 1;
@@ -404,11 +404,11 @@ template <class T> int backward_pass(const Problem &p, bool careful, bool &finit
     for (int64_t unit = 0; unit < units; unit++) progress.done[unit] = 0;
 #pragma omp parallel num_threads(threads)
     {
-        BackStrip<T> &own = back[omp_get_thread_num()];
+        BackwardStrip<T> &own = workspaces[omp_get_thread_num()];
         for (int64_t unit; (unit = progress.next++) < units;) backward_strip(p, own, progress, later, strips, unit, d, dv, per_row);
     }
-    for (const auto &each : back)
-        for (const Back<T> &block : each.blocks) finite = finite && block.finite;
+    for (const auto &each : workspaces)
+        for (const BackwardBlock<T> &block : each.blocks) finite = finite && block.finite;
     return 0;
 }
 

@@ -12,7 +12,7 @@ template <class T> struct Lanes {
 };
 
 /* Where the window of a row begins: it holds `window` tokens, the row's own included, and padding does not count. Rows are
- * asked for in ascending order. */
+ * given in ascending order. */
 struct Window {
     const Problem &p;
     const int64_t b;
@@ -29,7 +29,7 @@ struct Window {
     }
 };
 
-template <class T> void look(const Problem &p, int64_t b, int64_t block, Lanes<T> &lanes) {
+template <class T> void fill_lanes(const Problem &p, int64_t b, int64_t block, Lanes<T> &lanes) {
     constexpr int W = PANEL<T>;
     const T never = std::numeric_limits<T>::max();
     const int64_t offset = p.M - p.N;
@@ -62,7 +62,7 @@ INLINE bool is_there(const Problem &p, int64_t b, int64_t j, int64_t first_row) 
 template <class T> struct Chunk {
     int32_t key[CHUNK + GROUP];
     T index[CHUNK + GROUP], until[CHUNK + GROUP];
-    bool shielded[CHUNK + GROUP]; /* the first key of a sequence, where it is protected: nobody selects it */
+    bool is_protected[CHUNK + GROUP]; /* the first key of a sequence, where it is protected: nobody selects it */
     int64_t count, rounded;
     bool evicts; /* some row of the block sees one of the keys no longer */
 };
@@ -78,7 +78,7 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
         c.until[i] = real && p.until ? (T)p.until[b * p.M + j] : std::numeric_limits<T>::max();
         c.evicts = c.evicts || c.until[i] <= last_row;
         const bool first = p.start ? p.start[b * p.M + j] == j : j == 0;
-        c.shielded[i] = protects(p, first, false);
+        c.is_protected[i] = protects(p, first, false);
     }
 }
 
@@ -93,16 +93,17 @@ INLINE Turn turn_after(const Problem &p, Turn now, int64_t turns) {
     return {0, next % p.H};
 }
 
-/* How far behind a chunk's keys those lie that come with key-value head g: after the last head, head 0 goes on with the keys
- * behind the chunk, if there are enough. */
-template <class T> int64_t keys_ahead(const Problem &p, int64_t g, const Chunk<T> &c) {
+/* The lookahead of key-value head g, in keys: after the last head, head 0 goes on with the keys behind the
+ * chunk, if there are enough. */
+template <class T> int64_t lookahead(const Problem &p, int64_t g, const Chunk<T> &c) {
     return g < p.G || c.key[0] + 2 * c.count > p.M ? 0 : c.count;
 }
 /* Keys (or values) of key-value head g, where they need not be gathered. */
 template <class T>
-void ask_for_keys(Coming &next, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c, int64_t padded) {
+void prefetch_keys(Prefetch &prefetch, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c,
+                   int64_t padded) {
     const Gathered<T> found = neighbors<T>(x, b, g % p.G, c.key, c.count, padded);
-    if (found.data) next.share_of_rows(found.data + keys_ahead(p, g, c) * found.row, found.row, padded, c.count);
+    if (found.data) prefetch.share_of_rows(found.data + lookahead(p, g, c) * found.row, found.row, padded, c.count);
 }
 
 /* The groups of a chunk that a panel sees: begin <= i < end, multiples of ROWS. */
@@ -149,7 +150,7 @@ template <class T> struct Selected {
     /* Of ROWS keys each: whether some row of the panel, or one before it, may have selected one of them. */
     bool masked[PANELS<T>][(CHUNK + GROUP) / ROWS];
 
-    void take(Memory &m) {
+    void take(Arena &m) {
         for (T **tile : {&logit, &f}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
     }
     bool is_masked(int panel, int64_t i) const { return masked[panel][i / ROWS]; }
@@ -202,7 +203,7 @@ void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Ga
                     const Vector<T> x = load(logit + r * W + v * L);
                     Vector<T> s = p.relu ? larger<T>(Vector<T>{}, x) : x; /* in this order NaN stays NaN */
                     s *= strength;
-                    if (c.shielded[i + r])
+                    if (c.is_protected[i + r])
                         s = Vector<T>{}; /* not times 0: that is NaN where the logit is not finite */
                     else if (!all) {
                         Ints<T> may = sees(lanes, c, lane, i + r);

@@ -77,11 +77,11 @@ template <class T> void bound(const Problem &p, const Rows &q, const Rows &k, in
             const int64_t row = offset + i, first = p.start ? p.start[b * p.M + row] : 0;
             if (first > row) continue; /* padding */
             /* The first token is seen by all rows, with F = 0, only where nothing takes it away and no initial F says else. */
-            const bool leans = protects(p, true, false) && first >= 0 && !p.window && !p.until &&
-                               !(p.initial_f && ((const T *)p.initial_f)[b * p.M + first] > 0);
+            const bool counts_first = protects(p, true, false) && first >= 0 && !p.window && !p.until &&
+                                      !(p.initial_f && ((const T *)p.initial_f)[b * p.M + first] > 0);
             const T *own_key = row_of(k, b, g, row, line[1]);
             const auto found =
-                dots(row_of(q, b, h, i, line[0]), own_key, leans ? row_of(k, b, g, first, line[2]) : own_key, p.D);
+                dots(row_of(q, b, h, i, line[0]), own_key, counts_first ? row_of(k, b, g, first, line[2]) : own_key, p.D);
             T own = std::max(scale * found.own, scale * found.first);
             if (p.until && p.until[b * p.M + row] <= row) own = -most; /* the row does not see its own key */
             if (p.softcap && own != -most) own = cap * std::tanh(own / cap);

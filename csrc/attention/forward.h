@@ -3,22 +3,22 @@
  * For each strip of blocks of queries, over chunks of its living keys: F of the chunk from the selecting head, block after
  * block, then for each head logits - F, the softmax so far, and its product with the values.
  */
-template <class T> struct Ahead { /* what a thread keeps of a block of queries */
+template <class T> struct ForwardBlock { /* what a thread keeps of a block of queries */
     T *queries, *output, *top, *total, *memory; /* of all heads, but for memory */
     Selected<T> selected;                       /* of one chunk */
     Lanes<T> lanes;
     Chunk<T> chunk;
-    bool careful, finite = true; /* whether it takes the products of seen.h; whether its outputs were finite so far */
+    bool exact_masking, finite = true; /* whether it takes the products of seen.h; whether its outputs were finite so far */
 
-    void take(Memory &m, const Problem &p, int64_t d, int64_t dv, bool with_care) {
-        careful = with_care;
+    void take(Arena &m, const Problem &p, int64_t d, int64_t dv, bool exactly) {
+        exact_masking = exactly;
         queries = m.take<T>(p.H * BLOCK * d), output = m.take<T>(p.H * BLOCK * dv);
         top = m.take<T>(p.H * BLOCK), total = m.take<T>(p.H * BLOCK), memory = m.take<T>(BLOCK);
         selected.take(m);
     }
     void begin(const Problem &p, int64_t b, int64_t block, int64_t d, int64_t dv) {
         const Rows q{p.query, p.query_stride, p.D, p.dtype};
-        look(p, b, block, lanes);
+        fill_lanes(p, b, block, lanes);
         for (int64_t h = 0; h < p.H; h++)
             pack_panels(q, b, h, lanes.first_row, lanes.count, (T)p.scale * LOG2E<T>, d, queries + h * BLOCK * d);
         std::fill_n(output, p.H * BLOCK * dv, (T)0);
@@ -28,14 +28,14 @@ template <class T> struct Ahead { /* what a thread keeps of a block of queries *
     }
 };
 
-template <class T> struct AheadStrip { /* what a thread needs of its own */
-    std::vector<Ahead<T>> blocks;
+template <class T> struct ForwardStrip { /* what a thread needs of its own */
+    std::vector<ForwardBlock<T>> blocks;
     T *tile, *keys, *values;
     std::vector<int32_t> living; /* of one chunk */
 
-    void take(Memory &m, const Problem &p, int64_t most, int64_t d, int64_t dv, bool careful) {
+    void take(Arena &m, const Problem &p, int64_t most, int64_t d, int64_t dv, bool exact_masking) {
         blocks.resize(most);
-        for (Ahead<T> &each : blocks) each.take(m, p, d, dv, careful);
+        for (ForwardBlock<T> &each : blocks) each.take(m, p, d, dv, exact_masking);
         tile = m.take<T>(TILE<T>);
         keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv);
         living.reserve(CHUNK);
@@ -60,14 +60,14 @@ INLINE void shift_group(const Lanes<T> &lanes, const Chunk<T> &c, int panel, int
 /* Logits - F of one panel for the keys of a chunk, and their largest for each query. */
 template <class T>
 void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, int panel, Range seen, const Gathered<T> &k,
-                    const T *queries, const Selected<T> &selected, bool is_selecting, Coming &next, T *tile,
+                    const T *queries, const Selected<T> &selected, bool is_selecting, Prefetch &prefetch, T *tile,
                     Vector<T> (&most)[3]) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
     const T *known = selected.logit + panel * TILE<T>, *f = selected.f + panel * TILE<T>;
     for (int64_t i = seen.begin; i < seen.end; i += ROWS) {
         Vector<T> sum[ROWS][3];
-        next.ask();
+        prefetch.issue();
         if (is_selecting) {
             for (int r = 0; r < ROWS; r++)
                 for (int v = 0; v < 3; v++) sum[r][v] = load(known + (i + r) * W + v * L);
@@ -91,8 +91,8 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
 
 /* One panel of one head over one chunk: the softmax so far. */
 template <class T>
-void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
-                  Coming &next, int64_t d, int64_t dv) {
+void attend_panel(const Problem &p, ForwardBlock<T> &a, T *tile, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
+                  Prefetch &prefetch, int64_t d, int64_t dv) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
     if (seen.begin == seen.end) return;
@@ -101,7 +101,7 @@ void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, 
     Vector<T> most[3], factor[3], sum[3];
     for (int i = 0; i < 3; i++) most[i] = load(top + i * L);
     shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d, a.selected,
-                   h == p.selecting, next, tile, most);
+                   h == p.selecting, prefetch, tile, most);
     bool moves = false;
     for (int i = 0; i < 3; i++) {
         const Vector<T> before = load(top + i * L);
@@ -119,14 +119,14 @@ void attend_panel(const Problem &p, Ahead<T> &a, T *tile, int64_t h, int panel, 
             store(x + i * L, weight);
         }
     for (int i = 0; i < 3; i++) store(total + i * L, sum[i]);
-    if (a.careful)
+    if (a.exact_masking)
         add_seen_keys(a.lanes, a.chunk, panel, seen, v, tile, output, dv);
     else
         add_columns_times(v.data + seen.begin * v.row, v.row, tile + seen.begin * W, seen.end - seen.begin, output, dv);
 }
 
 /* Whether key j lives at a block, whose F begins with `f` for it; where it dies there, that is written down. */
-template <class T> bool lives(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t first_row, int64_t j, T f) {
+template <class T> bool find_living(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t first_row, int64_t j, T f) {
     if (!is_there(p, b, j, first_row)) return false;
     if (!bounds) return true;
     int32_t &dead = p.dead[b * p.M + j];
@@ -134,7 +134,7 @@ template <class T> bool lives(const Problem &p, const Bounds<T> *bounds, int64_t
     return dead > block;
 }
 
-/* The keys of a strip's next chunk, from column `from` on; returns the column after the last one that was looked at. */
+/* The keys of a strip's next chunk, from column `from` on; returns the column after the last one that was checked. */
 template <class T>
 int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t block, int64_t end_key, int64_t unit_before,
                    const Progress &progress, int64_t from, const T *f_now, std::vector<int32_t> &living) {
@@ -145,7 +145,7 @@ int64_t next_chunk(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_t
         const int64_t stop = std::min({j + 64, end_key, j + CHUNK - (int64_t)living.size()});
         if (unit_before >= 0) progress.wait(unit_before, std::min(stop, first_row));
         for (; j < stop; j++)
-            if (lives(p, bounds, b, block, first_row, j, f_now[j])) living.push_back((int32_t)j);
+            if (find_living(p, bounds, b, block, first_row, j, f_now[j])) living.push_back((int32_t)j);
     }
     return j;
 }
@@ -156,7 +156,7 @@ void share_of_block(const Problem &p, const Bounds<T> *bounds, int64_t b, int64_
                     const T *f_now, const Lanes<T> &lanes, Chunk<T> &c) {
     c.count = 0;
     for (const int32_t j : living)
-        if (j >= lanes.first_key && j < lanes.end_key && lives(p, bounds, b, block, p.M - p.N + lanes.first_row, j, f_now[j]))
+        if (j >= lanes.first_key && j < lanes.end_key && find_living(p, bounds, b, block, p.M - p.N + lanes.first_row, j, f_now[j]))
             c.key[c.count++] = j;
     finish_chunk(p, b, lanes, c);
 }
@@ -170,7 +170,7 @@ template <class T> int64_t count_pairs(const Lanes<T> &lanes, const Chunk<T> &c)
     return pairs;
 }
 
-template <class T> void write_block(const Problem &p, Ahead<T> &a, int64_t b, int64_t dv) {
+template <class T> void write_block(const Problem &p, ForwardBlock<T> &a, int64_t b, int64_t dv) {
     constexpr int W = PANEL<T>;
     constexpr T infinity = std::numeric_limits<T>::infinity();
     for (int64_t h = 0; h < p.H; h++) {
@@ -193,7 +193,7 @@ template <class T> void write_block(const Problem &p, Ahead<T> &a, int64_t b, in
 
 /* F of a chunk for one block, which moves on to the next. */
 template <class T>
-void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t block, T *f_now, int64_t d) {
+void select_forward(const Problem &p, ForwardBlock<T> &a, T *keys, int64_t b, int64_t block, T *f_now, int64_t d) {
     const Rows k{p.key, p.key_stride, p.D, p.dtype};
     const Chunk<T> &c = a.chunk;
     if (p.block_f) {
@@ -207,20 +207,20 @@ void select_ahead(const Problem &p, Ahead<T> &a, T *keys, int64_t b, int64_t blo
 
 /* What is read after head h of key-value head g and block s. */
 template <class T>
-Coming coming_ahead(const Problem &p, const AheadStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d,
+Prefetch prefetch_forward(const Problem &p, const ForwardStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d,
                     int64_t dv) {
     const Rows k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
     const int64_t shared = p.H / p.G;
     const Chunk<T> &c = own.blocks[s].chunk;
-    Coming next(s * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
-    ask_for_keys(next, p, k, b, g + 1, c, d), ask_for_keys(next, p, v, b, g + 1, c, dv);
+    Prefetch prefetch(s * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
+    prefetch_keys(prefetch, p, k, b, g + 1, c, d), prefetch_keys(prefetch, p, v, b, g + 1, c, dv);
     const Turn then = turn_after(p, {s, h}, blocks);
-    const Ahead<T> &after = own.blocks[then.number];
-    next.numbers(after.queries + then.head * BLOCK * d, BLOCK * d), next.numbers(after.output + then.head * BLOCK * dv, BLOCK * dv);
-    return next;
+    const ForwardBlock<T> &after = own.blocks[then.number];
+    prefetch.numbers(after.queries + then.head * BLOCK * d, BLOCK * d), prefetch.numbers(after.output + then.head * BLOCK * dv, BLOCK * dv);
+    return prefetch;
 }
 
-template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *running_f,
+template <class T> void forward_strip(const Problem &p, ForwardStrip<T> &own, const Bounds<T> *bounds, Progress &progress, T *running_f,
                                       const Strips &strips, int64_t unit, int64_t d, int64_t dv) {
     const int64_t b = unit % p.B, first = unit / p.B * strips.size, blocks = std::min(strips.size, block_count(p) - first);
     const int64_t shared = p.H / p.G, first_row = p.M - p.N + first * BLOCK;
@@ -236,22 +236,22 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
     while (from < end_key) {
         from = next_chunk(p, bounds, b, first, end_key, unit_before, progress, from, f_now, own.living);
         for (int64_t s = 0; s < blocks; s++) {
-            Ahead<T> &a = own.blocks[s];
+            ForwardBlock<T> &a = own.blocks[s];
             share_of_block(p, bounds, b, first + s, own.living, f_now, a.lanes, a.chunk);
-            if (a.chunk.count && p.selecting >= 0) select_ahead(p, a, own.keys, b, first + s, f_now, d);
+            if (a.chunk.count && p.selecting >= 0) select_forward(p, a, own.keys, b, first + s, f_now, d);
             if (p.living) living += count_pairs(a.lanes, a.chunk);
         }
         progress.finish(unit, from); /* the next strip may go on */
         for (int64_t g = 0; g < p.G; g++)
             for (int64_t s = 0; s < blocks; s++) {
-                Ahead<T> &a = own.blocks[s];
+                ForwardBlock<T> &a = own.blocks[s];
                 if (!a.chunk.count) continue;
                 const Gathered<T> keys = gather(k, b, g, a.chunk.key, a.chunk.count, d, own.keys);
                 const Gathered<T> values = gather(v, b, g, a.chunk.key, a.chunk.count, dv, own.values);
                 for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
-                    Coming next = coming_ahead(p, own, b, g, s, blocks, h, d, dv);
+                    Prefetch prefetch = prefetch_forward(p, own, b, g, s, blocks, h, d, dv);
                     for (int panel = 0; panel < PANELS<T>; panel++)
-                        attend_panel(p, a, own.tile, h, panel, keys, values, next, d, dv);
+                        attend_panel(p, a, own.tile, h, panel, keys, values, prefetch, d, dv);
                 }
             }
     }
@@ -262,14 +262,14 @@ template <class T> void forward_strip(const Problem &p, AheadStrip<T> &own, cons
     for (int64_t s = 0; s < blocks; s++) write_block(p, own.blocks[s], b, dv);
 }
 
-template <class T> int forward_pass(const Problem &p, bool careful, bool &finite) {
+template <class T> int forward_pass(const Problem &p, bool exact_masking, bool &finite) {
     const int64_t blocks = block_count(p), d = padded_size<T>(p.D), dv = padded_size<T>(p.Dv);
     const Strips strips(p);
     const int64_t units = strips.count * p.B;
     const int threads = (int)std::max<int64_t>(1, std::min(p.threads, units));
-    Memory memory;
-    std::vector<AheadStrip<T>> ahead(threads);
-    for (auto &each : ahead) each.take(memory, p, strips.size, d, dv, careful);
+    Arena memory;
+    std::vector<ForwardStrip<T>> workspaces(threads);
+    for (auto &each : workspaces) each.take(memory, p, strips.size, d, dv, exact_masking);
     T *running_f = memory.take<T>(p.B * p.M);
     Bounds<T> bounds;
     const bool leaves_out = may_leave_out(p);
@@ -296,14 +296,14 @@ template <class T> int forward_pass(const Problem &p, bool careful, bool &finite
                 bound(p, q, k, b, h, bounds);
             }
         }
-        AheadStrip<T> &own = ahead[omp_get_thread_num()];
+        ForwardStrip<T> &own = workspaces[omp_get_thread_num()];
         for (int64_t unit; (unit = progress.next++) < units;)
             forward_strip(p, own, leaves_out ? &bounds : nullptr, progress, running_f, strips, unit, d, dv);
     }
     if (p.final_f)
         for (int64_t i = 0; i < p.B * p.M; i++) ((T *)p.final_f)[i] = running_f[i] / LOG2E<T>;
-    for (const auto &each : ahead)
-        for (const Ahead<T> &block : each.blocks) finite = finite && block.finite;
+    for (const auto &each : workspaces)
+        for (const ForwardBlock<T> &block : each.blocks) finite = finite && block.finite;
     return 0;
 }
 

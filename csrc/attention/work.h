@@ -27,8 +27,8 @@ struct Progress {
     }
 };
 
-/* Memory of a call, released with it. */
-class Memory {
+/* Arena of a call, released with it. */
+class Arena {
     std::vector<void *> taken;
 
   public:
@@ -41,7 +41,7 @@ class Memory {
             failed = true;
         return (T *)found;
     }
-    ~Memory() {
+    ~Arena() {
         for (void *each : taken) std::free(each);
     }
 };

@@ -9,7 +9,7 @@ template <class T> INLINE void read_slot(const void *at, int64_t offset, int64_t
 }
 
 /* A row that sits out is left as it is, and its output, too. */
-inline bool takes_part(const Step &p, int64_t b) { return !p.real || p.real[b]; }
+inline bool is_active(const Step &p, int64_t b) { return !p.real || p.real[b]; }
 
 /* The slot of the new token: the next empty one, or that of the token which leaves. */
 template <class T> int64_t free_slot(const Step &p, int64_t b) {
@@ -152,7 +152,7 @@ template <bool PLAIN, class T> int decode_as(const Step &p) {
     /* Waking threads up costs some microseconds: not for less than about a hundred of them. */
     const bool small = p.B * p.H * p.used * p.D < 1 << 18;
     const int threads = small ? 1 : (int)p.threads;
-    Memory memory;
+    Arena memory;
     T *f = memory.take<T>(p.B * p.used), *own = memory.take<T>(threads * (p.used + LANES<T>)),
       *lines = memory.take<T>(threads * MAX_SIZE);
     if (memory.failed) return 1;
@@ -161,10 +161,10 @@ template <bool PLAIN, class T> int decode_as(const Step &p) {
         T *weights = own + omp_get_thread_num() * (p.used + LANES<T>), *line = lines + omp_get_thread_num() * MAX_SIZE;
 #pragma omp for schedule(static)
         for (int64_t b = 0; b < p.B; b++)
-            if (takes_part(p, b)) write_and_select<PLAIN>(p, b, f + b * p.used, line);
+            if (is_active(p, b)) write_and_select<PLAIN>(p, b, f + b * p.used, line);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < p.B * p.G; i++)
-            if (takes_part(p, i / p.G)) attend_slots<PLAIN>(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
+            if (is_active(p, i / p.G)) attend_slots<PLAIN>(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
     }
     return 0;
 }
