@@ -1,10 +1,9 @@
 """Compiling kernels for a card that is not there: what a call would launch, its registers, spills and shared memory.
 
-    with card(80):
-        found = compile_launches(lambda: forward(tensors on the meta device), 80)
+    found = compile_launches(lambda: forward(tensors on the meta device), 80)
 
-A call on meta tensors launches what it would launch on a GPU; `instead` catches that, and Triton compiles each kernel
-with exactly these arguments for the target it is told. ptxas says what the code takes.
+A call on meta tensors (`calls.py`) launches what it would launch on a GPU; `instead` catches that, and Triton compiles
+each kernel with exactly these arguments for the target it is told. ptxas says what the code takes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from selattn.ops.backends.triton.configs import pretend
 from selattn.ops.backends.triton.launch import ALWAYS, instead
 
 
@@ -27,6 +27,7 @@ class Compiled(NamedTuple):
     spill_stores: int  # bytes of a thread
     spill_loads: int
     shared: int  # bytes of shared memory
+    tensor: int  # columns of tensor memory, which sm_100 has
 
 
 def compile_launches(call: Callable[[], object], capability: int) -> list[Compiled]:
@@ -38,16 +39,25 @@ def compile_launches(call: Callable[[], object], capability: int) -> list[Compil
         if name not in found:
             found[name] = _compile(kernel, grid, arguments, options)
 
-    with _target(capability), instead(compile_one):
+    with pretend(capability), _target(capability), instead(compile_one):
         call()
     return list(found.values())
+
+
+_known: dict[int, tuple[object, Compiled]] = {}  # by Triton's object, which it has one of for equal arguments
 
 
 def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
     log = io.StringIO()
     with contextlib.redirect_stdout(log):
         made = kernel.warmup(*arguments, grid=grid, **options)
-    said = log.getvalue()
+    if id(made) not in _known:
+        _known[id(made)] = made, _read(kernel, made, log.getvalue(), options)
+    return _known[id(made)][1]
+
+
+def _read(kernel: Any, made: Any, said: str, options: dict[str, Any]) -> Compiled:
+    """From what ptxas said, and from what Triton says."""
 
     def number(pattern: str) -> int:
         match = re.search(pattern, said)
@@ -62,6 +72,7 @@ def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], opt
         number(r"(\d+) bytes spill stores"),
         number(r"(\d+) bytes spill loads"),
         made.metadata.shared,
+        int(getattr(made.metadata, "tmem_size", 0) or 0),
     )
 
 

@@ -109,12 +109,12 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
         *ranked_by(request.policy, request.budget),
     )
     # In a compiled graph it is one node; else it is called at once, which is quicker.
-    until, f = NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else _order(call)
+    until, f = NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else run_order(call)
     scores = before.score.expand(tokens.query.shape[2], *before.score.shape) if request.history else None
     return Order(until, f, before.score), scores
 
 
-def _order(x: Call) -> tuple[Tensor, Tensor]:
+def run_order(x: Call) -> tuple[Tensor, Tensor]:
     """`until` and F after the queries."""
     from selattn.ops.backends.triton.kernels.order import evict, strip_logits
 
@@ -204,7 +204,7 @@ def _kept(call: Eviction, slots: int) -> Tensor:
 ARGUMENTS = Arguments(Call)
 NODE = torch.library.custom_op(
     "selattn::triton_order",
-    lambda *args: _order(ARGUMENTS.build(args)),
+    lambda *args: run_order(ARGUMENTS.build(args)),
     mutates_args=(),
     schema=f"({ARGUMENTS.schema}) -> (Tensor, Tensor)",
 )

@@ -29,9 +29,9 @@ class Step(NamedTuple):
     selecting_query: Rows
     selecting_key: Rows
     real: Tensor | None  # [B] bytes, 0 for a row that sits out
-    keys: Tensor
-    values: Tensor
-    selecting_keys: Tensor  # the keys, or those of the separate form
+    stored_keys: Tensor
+    stored_values: Tensor  # not "values": the tuple that Triton makes of this has such an attribute
+    selecting_keys: Tensor  # the stored keys, or those of the separate form
     position: Tensor
     f: Tensor | None
     length: Tensor
@@ -160,10 +160,11 @@ def step(request: StepRequest) -> Tensor:
         *ranked_by(request.policy, budget),
     )
     # In a compiled graph it is one node; else it is called at once, which is quicker.
-    return NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else _step(call)
+    return NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else run_step(call)
 
 
-def _step(x: Call) -> Tensor:
+def run_step(x: Call) -> Tensor:
+    """`step`, from what the operator takes."""
     from selattn.ops.backends.triton.kernels.step import step as run
 
     query, rules, separate = x.query, x.rules, x.selection_query is not None
@@ -184,8 +185,8 @@ def _step(x: Call) -> Tensor:
             selecting_query=rows_of(query if x.selection_query is None else x.selection_query),
             selecting_key=rows_of(x.key if x.selection_key is None else x.selection_key),
             real=None if x.real is None else x.real.contiguous().view(torch.uint8),
-            keys=x.keys,
-            values=x.values,
+            stored_keys=x.keys,
+            stored_values=x.values,
             selecting_keys=x.keys if x.selection_keys is None else x.selection_keys,
             position=x.position,
             f=x.f if masks else None,
@@ -241,7 +242,7 @@ def _schema() -> str:
 
 
 NODE = torch.library.custom_op(
-    "selattn::triton_step", lambda *args: _step(ARGUMENTS.build(args)), mutates_args=WRITTEN, schema=_schema()
+    "selattn::triton_step", lambda *args: run_step(ARGUMENTS.build(args)), mutates_args=WRITTEN, schema=_schema()
 )
 
 

@@ -30,7 +30,7 @@ def test_opcheck(name):
 
 def test_opcheck_of_the_order(monkeypatch):
     given, seen = tokens("", 0, 1, 9), []
-    monkeypatch.setattr(order, "_order", lambda call, real=order._order: seen.append(call) or real(call))
+    monkeypatch.setattr(order, "run_order", lambda call, real=order.run_order: seen.append(call) or real(call))
     evictions(given, None, RULES["default"], 4, make_policy("selective"), Triton())
     monkeypatch.undo()
     torch.library.opcheck(order.NODE, tuple(order.ARGUMENTS.flatten(seen[0])))
@@ -39,7 +39,7 @@ def test_opcheck_of_the_order(monkeypatch):
 def test_opcheck_of_a_step(monkeypatch):
     layer, seen = SlotLayer(4, make_policy("selective")), []
     attend(layer, tokens("", 0, 1, 6), RULES["default"])
-    monkeypatch.setattr(step, "_step", lambda call, real=step._step: seen.append(call) or real(call))
+    monkeypatch.setattr(step, "run_step", lambda call, real=step.run_step: seen.append(call) or real(call))
     attend(layer, tokens("", 1, 1, 1), RULES["default"], backend="triton")
     monkeypatch.undo()
     torch.library.opcheck(step.NODE, tuple(step.ARGUMENTS.flatten(seen[0])))

@@ -173,8 +173,8 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
         cols = begin + tl.arange(0, BC)
         position = positions_at(c, b, cols, slot, now)
         seen = sees_slots(c, position, now, HOW)
-        k = slot_rows(c.keys, row * c.G + g, c.C, cols, slot, key, seen, HOW.D, HOW.D_padded)
-        v = slot_rows(c.values, row * c.G + g, c.C, cols, slot, value, seen, HOW.Dv, HOW.Dv_padded)
+        k = slot_rows(c.stored_keys, row * c.G + g, c.C, cols, slot, key, seen, HOW.D, HOW.D_padded)
+        v = slot_rows(c.stored_values, row * c.G + g, c.C, cols, slot, value, seen, HOW.Dv, HOW.Dv_padded)
         x = tl.dot(q, tl.trans(k), input_precision=HOW.precision) * c.scale
         if HOW.softcap:
             x = capped(x, c.cap)
@@ -197,8 +197,8 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
         found = tl.where(takes_part, found, 0.0)
     tl.store(out + to, found.to(out.dtype.element_ty), mask=real[:, None] & (dv < HOW.Dv)[None, :])
     place = (row * c.G + g) * c.C + slot
-    tl.store(c.keys + place * HOW.D + d, key, mask=d < tl.where(takes_part, HOW.D, 0))
-    tl.store(c.values + place * HOW.Dv + dv, value, mask=dv < tl.where(takes_part, HOW.Dv, 0))
+    tl.store(c.stored_keys + place * HOW.D + d, key, mask=d < tl.where(takes_part, HOW.D, 0))
+    tl.store(c.stored_values + place * HOW.Dv + dv, value, mask=dv < tl.where(takes_part, HOW.Dv, 0))
 
     tl.debug_barrier()  # all threads have read before this program counts as done
     done = tl.atomic_add(c.done + b, 1)

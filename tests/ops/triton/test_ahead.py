@@ -1,0 +1,41 @@
+"""Kernels compile for cards that are not here: the interpreter does not show what the compiler refuses."""
+
+import os
+
+import pytest
+import torch
+
+from selattn.ops.backends.triton import calls, configs
+from selattn.ops.backends.triton.ahead import compile_launches
+
+pytest.importorskip("triton")
+
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled there")
+
+
+def compiled(name, card, dtype=torch.bfloat16, size=64):
+    found = compile_launches(lambda: {**calls.CALLS, **calls.RARER}[name](dtype, size), card)
+    assert all(x.shared <= configs.card_of(card).shared for x in found)
+    return {x.kernel: x for x in found}
+
+
+def test_the_decode_step_compiles():
+    assert compiled("decode step", 80)["step"].registers > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", [80, 90])
+def test_attention_compiles(card):
+    found = compiled("attention", card)
+    assert {*found} == {
+        *("bounds", "select", "list_columns", "attend"),
+        *("row_products", "d_forgetting", "d_selecting_keys", "d_selecting_queries", "d_keys", "d_queries"),
+    }
+    for kernel in ("bounds", "select", "list_columns", "attend"):
+        assert found[kernel].spill_stores == found[kernel].spill_loads == 0, kernel
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eviction order", "decode step: everything", "bias", "everything"])
+def test_rarer_calls_compile(name):
+    assert compiled(name, 86)
