@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, Policy, import_policy, make_policy, policy_name
+from selattn.eviction import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 
@@ -63,7 +63,7 @@ class Subject:
             raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
         policy = policy or ("" if how == NONE else default or "")
         if policy:
-            import_policy(policy)  # which raises for an unknown one
+            check_policy(policy)
         found = load(name)
         if how == NONE:
             return cls(text, found, None, NONE)

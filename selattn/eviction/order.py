@@ -77,7 +77,7 @@ def eviction_order(
     if sequences is not None:
         checks.sequences(sequences, key)
     if budget is not None:
-        Budgets(budget)  # which raises for what is no budget
+        budget = Budgets(budget).for_layers(1)[0]
     tokens = Tokens(query, key, key, None, selection_query, selection_key)
     rules = Rules(
         selection=selection,

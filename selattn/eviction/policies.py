@@ -4,7 +4,8 @@ Before a token attends, if the budget is used up, the kept earlier token that a 
 Ties: never the sequence's first token, then the oldest. A policy may keep a score for each token, which it updates with
 the attention weights after each query, and may let tokens leave before the budget is used up (`leaves`).
 
-A policy is an object. Wherever one is wanted, a name of `POLICIES` does too (`make_policy`).
+A policy is an object that does not change: what it knows of a token is the score, which the cache keeps. Wherever one
+is wanted, a name of `POLICIES` does too (`make_policy`), and stands for the same object each time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -194,7 +196,7 @@ class Threshold(Policy):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """`threshold=TAU`."""
+        """The name that makes such a policy, `threshold=0.5`."""
         return f"threshold={self.tau:g}"
 
     def rank(self, kept: Kept) -> Tensor:
@@ -232,7 +234,7 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     if not isinstance(value, str):
         raise SelattnError(f"a policy is a name or a selattn.Policy, not {type(value).__name__}")
     if value in POLICIES:
-        return POLICIES[value]()
+        return _named(value, POLICIES[value])
     if value == KeepAll.name:
         return KeepAll()
     kind, plus, number = value.partition("+")
@@ -247,9 +249,20 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
 
 
+@lru_cache(maxsize=64)
+def _named(name: str, make: Callable[[], Policy]) -> Policy:
+    """The one object that a name stands for, so that a cache knows its own policy again by the name."""
+    return make()
+
+
 def policy_name(policy: str | Policy) -> str:
     """What a policy is called in tables and records: as it was written, or the object's own name."""
     return policy.name if isinstance(policy, Policy) else policy
+
+
+def check_policy(text: str) -> None:
+    """Refuse what names no policy, as `import_policy` reads it."""
+    import_policy(text)
 
 
 def import_policy(text: str | Policy) -> Policy:

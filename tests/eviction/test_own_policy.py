@@ -9,7 +9,8 @@ import torch
 from selattn import SelectiveConfig, SelectiveForCausalLM
 from selattn.cli.main import main
 from selattn.errors import SelattnError
-from selattn.eviction import Kept, Policy, Threshold, Window
+from selattn.eviction import POLICIES as NAMED
+from selattn.eviction import Kept, Policy, Threshold, Window, make_policy
 
 OWN = '''
 from selattn.eviction import Kept, Policy
@@ -101,6 +102,23 @@ def test_the_cache_owns_budgets_and_policy(model):
                 model(IDS[:, 12:13], past_key_values=cache, use_cache=True, **other)
     text = model.generate(IDS, max_new_tokens=3, past_key_values=model.model.new_cache(6, policy), pad_token_id=0)
     assert text.shape == (1, 27)
+
+
+def test_a_name_of_its_own(model, monkeypatch):
+    """A plain class, as CONTRIBUTING has it: a line in POLICIES, and the name works wherever a built-in one does."""
+    monkeypatch.setitem(NAMED, "newest", Newest)
+    options = {"max_new_tokens": 8, "do_sample": False, "cache_budgets": 6, "pad_token_id": 0}
+    text = model.generate(IDS, cache_policy="newest", **options)
+    assert torch.equal(text, model.generate(IDS, cache_policy=Newest(), **options))
+    assert not torch.equal(text, model.generate(IDS, cache_policy="window", **options))
+    cache = model.model.new_cache(6, "newest")
+    with torch.no_grad():
+        for token in IDS[0, :8]:  # said again at each step, which is allowed
+            model(token.view(1, 1), past_key_values=cache, use_cache=True, cache_policy="newest")
+        with pytest.raises(SelattnError, match="the cache has them"):
+            model(IDS[:, :1], past_key_values=cache, use_cache=True, cache_policy="window")
+    monkeypatch.setitem(NAMED, "newest", lambda: Window(3))  # another meaning of the name is another policy
+    assert make_policy("newest") == Window(3)
 
 
 def test_on_the_command_line(model, tmp_path, monkeypatch, capsys):
