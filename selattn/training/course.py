@@ -15,8 +15,33 @@ from selattn.training.config import RunConfig
 from selattn.training.record import InForce
 
 
+def check_course(run: RunConfig, config: SelectiveConfig) -> None:
+    """Refuse, before anything is written, a ramp or a shrinking that the model has nothing for."""
+    ramp, shrink = run.start.ramp, run.shrink
+    if ramp and not config.selects:
+        raise SelattnError("start.ramp has nothing to raise: no layer selects; set model.attention=selective")
+    if ramp and run.start.model is None:
+        raise SelattnError("start.ramp has nothing to ramp from: set start.model, or leave start.ramp out")
+    if shrink.first is not None and not shrink.steps:
+        raise SelattnError("shrink.first has no effect without shrink.steps: set both, or none")
+    if shrink.steps and config.budgets is None:
+        raise SelattnError("shrink.steps has nothing to shrink to: set model.cache_budgets, such as [8,16,8]")
+    first, last = _shrinking(run, config)
+    if any(begin < end for begin, end in zip(first, last, strict=False)):
+        raise SelattnError(f"shrink.first {shrink.first} is below model.cache_budgets {last}: budgets only shrink")
+
+
+def _shrinking(run: RunConfig, config: SelectiveConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The budgets of each layer at the beginning and at the end; the latter are empty if there are none."""
+    layers = config.num_hidden_layers
+    last = () if config.budgets is None else config.budgets.for_layers(layers)
+    if run.shrink.first is None:  # nothing leaves as long as a row fits
+        return tuple(max(run.data.context, k) for k in last), last
+    return Budgets(run.shrink.first).for_layers(layers), last
+
+
 class Course:
-    """The course of a run.
+    """The course of a run that `check_course` has nothing against.
 
     Args:
         run: the whole configuration.
@@ -26,23 +51,7 @@ class Course:
     def __init__(self, run: RunConfig, config: SelectiveConfig) -> None:
         self._ramp, self._shrink = run.start.ramp, run.shrink
         self._strength, self._budgets = config.selection_strength, config.budgets
-        if self._ramp and not config.selects:
-            raise SelattnError("start.ramp has nothing to raise: no layer selects; set model.attention=selective")
-        if self._ramp and run.start.model is None:
-            raise SelattnError("start.ramp has nothing to ramp from: set start.model, or leave start.ramp out")
-        if self._shrink.first is not None and not self._shrink.steps:
-            raise SelattnError("shrink.first has no effect without shrink.steps: set both, or none")
-        if self._shrink.steps and self._budgets is None:
-            raise SelattnError("shrink.steps has nothing to shrink to: set model.cache_budgets, such as [8,16,8]")
-        layers = config.num_hidden_layers
-        self._last = () if self._budgets is None else self._budgets.for_layers(layers)
-        begin = self._shrink.first
-        if begin is None:  # nothing leaves as long as a row fits
-            self._first = tuple(max(run.data.context, k) for k in self._last)
-        else:
-            self._first = Budgets(begin).for_layers(layers)
-        if any(first < last for first, last in zip(self._first, self._last, strict=False)):
-            raise SelattnError(f"shrink.first {begin} is below model.cache_budgets {self._last}: budgets only shrink")
+        self._first, self._last = _shrinking(run, config)
 
     def at(self, step: int) -> InForce:
         """What differs from the model's config in the step after `step` steps; {} once everything has arrived."""

@@ -24,7 +24,7 @@ from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.arguments import training_arguments
 from selattn.training.config import RunConfig
-from selattn.training.course import Course
+from selattn.training.course import Course, check_course
 from selattn.training.datasets import Data, prepare
 from selattn.training.display import Display
 from selattn.training.memory import check_memory
@@ -103,12 +103,13 @@ def train(
         data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
         set_seed(run.seed)
         config = model_config(run, data.tokenizer)
-        course, model = Course(run, config), make_model(run, config)
+        check_course(run, config)
+        model = make_model(run, config)
         _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
         if plan.goes_on:
             left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
             display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
-        return _carry_out(run, model, data, args, display, course, plan.choice.step)
+        return _carry_out(run, model, data, args, display, Course(run, config), plan.choice.step)
 
 
 def _carry_out(
