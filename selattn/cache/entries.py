@@ -33,7 +33,7 @@ class Entries:
 
     @property
     def size(self) -> int:
-        """E."""
+        """How many entries there are, E."""
         return self.positions.shape[-1]
 
     def append(self, keys: Tensor, values: Tensor, positions: Tensor, selection_keys: Tensor | None) -> Entries:

@@ -89,7 +89,7 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def slots(self) -> int:
-        """C."""
+        """How many slots a row has, C."""
         assert self.keys is not None
         return self.keys.shape[-2]
 
@@ -313,7 +313,7 @@ class SlotLayer(CacheLayerMixin):
         self.put(left)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all tokens and free the storage; budget and policy stay."""
         self.entries, self.history, self.selection_keys, self.deferred = None, [], None, None
         self.keys = self.values = None
         self.filled, self.is_initialized = 0, False

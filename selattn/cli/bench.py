@@ -21,7 +21,7 @@ WIDTH = 14  # characters of the longest bar
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn bench` and its options to the command line."""
     parser = subparsers.add_parser("bench", help="time the attention backends on this machine", description=__doc__)
     parser.add_argument(
         "--n", type=_options.whole(1), nargs="+", default=[512, 2048], metavar="N", help="lengths (default: 512 2048)"
@@ -37,7 +37,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, measure, draw."""
+    """Time the backends, print the table, and write the record; the exit code."""
     import torch
     from rich.console import Console
 

@@ -12,7 +12,7 @@ from selattn.errors import SelattnError
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn convert` and its options to the command line."""
     parser = subparsers.add_parser("convert", help="take over a llama2.c checkpoint", description=__doc__)
     parser.add_argument("source", type=_options.path, metavar="FOLDER", help="with the checkpoint and its tok*.bin")
     parser.add_argument("out", type=_options.path, metavar="OUT", help="the model folder to make")
@@ -22,7 +22,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert."""
+    """Write the model folder and print where it is; the exit code."""
     from selattn.utils.records import check_new_folder
 
     if not args.source.is_dir():

@@ -16,7 +16,7 @@ VOCABULARY = 8000  # tokens of a tokenizer that is trained
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn data` and its options to the command line."""
     parser = subparsers.add_parser("data", help="look at tasks and texts, build token stores", description=__doc__)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="<action>", required=True)
 
@@ -55,7 +55,7 @@ def _reading_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Show or build."""
+    """Print samples, or build a token store; the exit code."""
     from rich.console import Console
 
     from selattn.cli._samples import read_with, show_task, show_text

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn demo` and its options to the command line."""
     parser = subparsers.add_parser("demo", help="the paper's example, by hand and learned", description=__doc__)
     parser.add_argument("--example", action="store_true", help="only the example by hand, without training")
     parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="train for so many steps (default: 200)")

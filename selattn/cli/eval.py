@@ -18,7 +18,7 @@ from selattn.errors import SelattnError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register the command."""
+    """Add `selattn eval` and its options to the command line."""
     parser = subparsers.add_parser(
         "eval",
         help="loss, multiple choice, memory and speed of models",
@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, show, record."""
+    """Measure the models, print the tables, and write the record; the exit code."""
     check_options(args)
     fill_text_options(args, args.data)
     _options.fill(args, {"skip": 0})

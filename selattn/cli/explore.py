@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register the command."""
+    """Add `selattn explore` and its options to the command line."""
     parser = subparsers.add_parser("explore", help="see what is forgotten, in the browser", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one, or two to be compared")
     parser.add_argument("--text", metavar="FILE", help="a file, 'paper' (the default), or 'sample' of a synthetic task")

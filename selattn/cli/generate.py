@@ -21,7 +21,7 @@ COLDEST = 1e-6
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register the command."""
+    """Add `selattn generate` and its options to the command line."""
     parser = subparsers.add_parser("generate", help="continue a text, with a pruned cache", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="a model's folder, a run's folder, or zoo:NAME")
     prompt = parser.add_mutually_exclusive_group()

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn info` and its options to the command line."""
     parser = subparsers.add_parser("info", help="versions and backends, or what a model is", description=__doc__)
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="a model's folder: its size, layers, parts and training record"

@@ -30,7 +30,7 @@ MANY = {"attention": 8, "stability": 2, "curves": 64, "scaling": 64}  # subjects
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register the command."""
+    """Add `selattn plot` and its options to the command line."""
     parser = subparsers.add_parser(
         "plot",
         help="the paper's pictures for any model and text",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register the command."""
+    """Add `selattn prune` and its options to the command line."""
     parser = subparsers.add_parser("prune", help="find small budgets for the cache", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="a model's folder, a run's folder, or zoo:NAME")
     parser.add_argument("--data", required=True, metavar="TEXT", help=f"what to search on: {SOURCES}")

@@ -14,7 +14,7 @@ from selattn.errors import SelattnError
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
-    """Register the command."""
+    """Add `selattn seeds` and its options to the command line."""
     parser = subparsers.add_parser("seeds", help="several seeds of a measurement in one record", description=__doc__)
     parser.add_argument("records", nargs="+", type=_options.path, metavar="RECORD", help="one for each seed")
     parser.add_argument("--record", type=_options.path, metavar="FILE", help="write the record there (JSON)")

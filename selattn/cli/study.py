@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn study` and its options to the command line."""
     parser = subparsers.add_parser("study", help="carry out and record a comparison", description=__doc__)
     parser.add_argument("name", nargs="?", metavar="STUDY", help="name of the study; without it they are listed")
     parser.add_argument(

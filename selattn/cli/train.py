@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn train` and its options to the command line."""
     parser = subparsers.add_parser("train", help="train a model: a named run, any field of it set", description=__doc__)
     parser.add_argument("run", nargs="?", metavar="RUN", help="name of the run, see --list")
     parser.add_argument(

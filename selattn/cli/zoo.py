@@ -14,7 +14,7 @@ RECORD = "training_record.json"
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn zoo` and its options to the command line."""
     parser = subparsers.add_parser("zoo", help="the small trained models", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="with --make: which ones (default: all)")
     parser.add_argument("--make", action="store_true", help="train and export the models that are missing")

@@ -14,7 +14,7 @@ REFUSED = 3
 
 
 def main() -> int:
-    """Train."""
+    """Train a vocabulary on the lines of standard input and write it to standard output; the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it wherever it is
     settings, place = sys.argv[1:]
     sys.path.append(place)

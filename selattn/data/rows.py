@@ -134,12 +134,12 @@ class Shuffled(Dataset[dict[str, Tensor]]):
 
     @property
     def vocab_size(self) -> int:
-        """Of the rows."""
+        """How many tokens the vocabulary of the rows has."""
         return self.rows.vocab_size  # type: ignore[attr-defined]
 
     @property
     def context(self) -> int:
-        """Of the rows."""
+        """How many tokens the longest row may have."""
         return self.rows.context  # type: ignore[attr-defined]
 
 

@@ -105,7 +105,7 @@ class TokenStore:
 
     @property
     def vocab_size(self) -> int:
-        """Of the tokenizer."""
+        """How many tokens the tokenizer's vocabulary has."""
         return self.meta["vocab_size"]
 
     @property

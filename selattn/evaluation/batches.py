@@ -35,7 +35,7 @@ class Batch:
         return int((self.wanted >= 0).sum())
 
     def to(self, device: torch.device) -> Batch:
-        """The same there."""
+        """The same batch with its tensors on a device."""
         tensors = (self.input_ids, self.wanted, self.attention_mask, self.position_ids)
         ids, wanted, mask, positions = (None if x is None else x.to(device) for x in tensors)
         assert ids is not None

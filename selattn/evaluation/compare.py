@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def keys(self) -> list[Key]:
-        """Of all parts."""
+        """The keys of all parts, in the order in which they are measured."""
         return [*(key for _, key in self.texts.values()), *self.tasks.values(), *filter(None, [self.decoding])]
 
 

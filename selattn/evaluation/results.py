@@ -30,7 +30,7 @@ class KV:
 
     @classmethod
     def of(cls, size: KVSize) -> KV:
-        """For the record."""
+        """What a record holds of a measured cache size."""
         return cls(size.held, size.read, size.mean, size.factor)
 
 

@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def keys(self) -> list[Key]:
-        """Of all points."""
+        """The keys of all points, line by line."""
         return [key for line in self.lines for key in line.keys]
 
 

@@ -92,7 +92,7 @@ class SelectiveConfig(PreTrainedConfig):
         memory_tau: tau of M_i.
         cache_budgets: K_l, how many tokens each layer may keep: one number, or one for each layer; None is no limit.
             In force in decoding and, with the same result, in every full forward.
-        cache_policy: who leaves when a layer is full, see `selattn.cache.POLICIES`.
+        cache_policy: who leaves when a layer is full, see `selattn.eviction.POLICIES`.
         backend: the attention backend, see `selattn.ops.backends()`.
         use_cache: whether a forward returns a cache.
         pad_token_id: of padding.
@@ -202,7 +202,7 @@ class SelectiveConfig(PreTrainedConfig):
 
     @property
     def budgets(self) -> Budgets | None:
-        """The budgets, checked."""
+        """The budgets in their checked form; None if nothing is to leave."""
         return Budgets.of(self.cache_budgets)
 
     @property

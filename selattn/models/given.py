@@ -35,13 +35,13 @@ class Given(Loaded):
 
     @property
     def model(self) -> LanguageModel:
-        """The model itself."""
+        """The model that was given, as it is."""
         assert self.itself is not None
         return self.itself
 
     @property
     def description(self) -> Description:
-        """The model's own."""
+        """What the model says of itself."""
         return self.model.description
 
     @property

@@ -117,7 +117,7 @@ def whole_places(
     seq_idx: Tensor | None,
     device: torch.device,
 ) -> Places:
-    """Of whole sequences."""
+    """The places of tokens that come as whole sequences, with nothing before them."""
     sequences, positions = sequences_of(shape, 0, attention_mask, position_ids, cu_seq_lens, seq_idx, device)
     return Places(sequences, positions, _if_padded(sequences, 0))
 

@@ -46,7 +46,7 @@ class Format(Protocol):
         """Whether the folder holds a model of this kind; raises for a file that cannot be read."""
 
     def config(self, folder: Path) -> PreTrainedConfig:
-        """The config, checked."""
+        """The config that lies in the folder, checked."""
 
     def describe(self, config: Any) -> Description:
         """What the config says of the model."""
@@ -81,7 +81,7 @@ class OwnFormat:
         return read_json(folder / CONFIG).get("model_type") == SelectiveConfig.model_type
 
     def config(self, folder: Path) -> SelectiveConfig:
-        """The config, checked."""
+        """The config that lies in the folder, checked."""
         return read_config(folder)
 
     def describe(self, config: SelectiveConfig) -> Description:

@@ -49,7 +49,7 @@ class Description:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """How many layers the model has."""
         return len(self.kinds)
 
     @property

@@ -124,7 +124,7 @@ class Arguments:
         return ", ".join([*(f"{kind} {name}" for name, kind in self.tensors.items()), "float[] numbers"])
 
     def flatten(self, value: Any) -> list[Any]:
-        """The arguments."""
+        """The operator's arguments for a value: its tensors in order, then all its numbers in one list."""
         tensors: list[Tensor | None] = []
         numbers: list[float] = []
         self._take_apart(value, tensors, numbers)

@@ -114,7 +114,7 @@ def tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None
 
 
 def numbers(dropout_p: float, scale: float | None, softcap: float | None, window: int | None) -> None:
-    """The scalar settings."""
+    """Refuse scalar settings that are out of range."""
     if not 0.0 <= dropout_p < 1.0:
         raise error(f"dropout_p must be at least 0 and below 1, not {dropout_p}")
     if scale is not None and not math.isfinite(scale):

@@ -76,7 +76,7 @@ class Selection:
 
     @staticmethod
     def decode(code: list[int]) -> Selection | None:
-        """What `encode` encoded."""
+        """The selection, or None, that `encode` was given."""
         return _decode(tuple(code))
 
 

@@ -18,7 +18,7 @@ class Tokens(NamedTuple):
     selection_key: Tensor | None = None  # [B, S, n, Ds]
 
     def cut(self, begin: int, end: int) -> Tokens:
-        """Some of them."""
+        """The tokens from `begin` up to `end`."""
 
         def part(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[..., begin:end, :]

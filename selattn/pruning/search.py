@@ -92,7 +92,7 @@ class Procedure:
 
 
 def first_step(trials: Trials | WholeTrials) -> Step:
-    """Iteration 0."""
+    """The step before any budget has shrunk, iteration 0."""
     return Step(0, None, trials.budgets, trials.loss, 1.0, {}, Work(trials.evaluations, 0.0))
 
 

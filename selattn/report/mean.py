@@ -40,7 +40,7 @@ class MeanF:
 
     @property
     def layers(self) -> int:
-        """L."""
+        """How many layers there are."""
         return len(self.packed)
 
     def F(self, layer: int) -> Floats:
@@ -54,7 +54,7 @@ class MeanF:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> MeanF:
-        """From a record."""
+        """The mean that a record holds; refuses one that is not whole."""
         try:
             found = cls(**record["mean_f"])
             for layer in range(found.layers):
@@ -65,12 +65,12 @@ class MeanF:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write the record."""
+        """Write it as a record; returns the path."""
         return write_record(path, self.to_json(), None)
 
     @classmethod
     def load(cls, path: str | Path) -> MeanF:
-        """Read a record."""
+        """The mean that `save` wrote."""
         return cls.from_json(read_record(path))
 
 

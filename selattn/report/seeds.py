@@ -56,7 +56,7 @@ class SeedsPoint(SeedsLoss):
 
 @dataclass(frozen=True)
 class SeedsBaseline(SeedsLoss):
-    """The baselines."""
+    """The loss of one baseline over the seeds."""
 
     name: str
 

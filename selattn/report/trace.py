@@ -62,12 +62,12 @@ class Trace:
 
     @property
     def size(self) -> int:
-        """N."""
+        """How many tokens there are."""
         return len(self.tokens)
 
     @property
     def layers(self) -> int:
-        """L."""
+        """How many layers there are."""
         return len(self.kinds)
 
     @property
@@ -111,7 +111,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Trace:
-        """From a record."""
+        """The trace that a record holds; refuses one that is not whole."""
         try:
             found = cls(**record["trace"])
             sizes = {part["size"] for layer in found.packed for part in layer.values() if part is not None}
@@ -126,12 +126,12 @@ class Trace:
         return found
 
     def save(self, path: str | Path) -> Path:
-        """Write the record."""
+        """Write it as a record; returns the path."""
         return write_record(path, self.to_json(), None)
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read a record."""
+        """The trace that `save` wrote."""
         return cls.from_json(read_record(path))
 
     def _layer(self, layer: int) -> dict[str, Any]:

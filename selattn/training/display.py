@@ -31,7 +31,7 @@ class Display:
         """A record of the log."""
 
     def interrupting(self) -> None:
-        """Ctrl-C was pressed."""
+        """Ctrl-C was pressed: the run ends after this step."""
 
     def end(self) -> None:
         """The run has ended, in whatever way; called again it does nothing."""
@@ -51,7 +51,7 @@ class Lines(Display):
         self.console.print(where, highlight=False, soft_wrap=True)
 
     def record(self, record: LogLine) -> None:
-        """Print it."""
+        """Print a line of the log: losses and speed, or an evaluation."""
         if "evaluation" in record:
             shown = evaluation(from_json(dict[str, Score], record["evaluation"]))
         else:
@@ -80,7 +80,7 @@ class Bar(Lines):
         self._line = ProgressLine("", steps, completed=step, left="", keep=True, console=self.console).start()
 
     def step(self, step: int) -> None:
-        """Move it."""
+        """Move the progress line to a step."""
         if self._line is not None:
             self._line.update(step)
 
@@ -111,7 +111,7 @@ def training(record: LogLine) -> str:
 
 
 def speed(record: LogLine) -> str:
-    """Tokens per second."""
+    """How fast training went, in tokens per second."""
     return f"{record['wall']['tokens_per_second']:,.0f} tokens/s"
 
 

@@ -134,7 +134,7 @@ def read_finished(run: Path) -> TrainingRecord:
 
 
 def state_of(run: Path) -> str:
-    """In words."""
+    """How far a run has come, in words for a message."""
     step = newest(run)
     if finished(run):
         return "which has ended"

@@ -159,7 +159,7 @@ class SelectiveTrainer(Trainer):
         super().log(scalars)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """Over all devices."""
+        """The values summed up over all devices."""
         return self.accelerator.reduce(values, "sum") if self.args.world_size > 1 else values.clone()
 
     def seconds(self) -> float:

@@ -25,7 +25,7 @@ Progress = Callable[[str, int, int | None], None]
 
 
 def nothing(what: str, done: int, total: int | None) -> None:
-    """Show nothing."""
+    """A progress view that shows nothing."""
 
 
 def counting(progress: Progress, what: str, total: int) -> Callable[[int], None]:

@@ -36,7 +36,7 @@ class Struct:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """How many bytes the struct has."""
         return self._packer.size
 
     def pack(self, **values: Any) -> bytes:

@@ -46,7 +46,7 @@ class Task(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """How many tokens the task's vocabulary has."""
         return len(self.tokens)
 
     def dataset(self, seed: int, size: int) -> TaskDataset:
@@ -78,12 +78,12 @@ class TaskDataset(Dataset[dict[str, Tensor]]):
 
     @property
     def vocab_size(self) -> int:
-        """Of the task."""
+        """How many tokens the task's vocabulary has."""
         return self.task.vocab_size
 
     @property
     def context(self) -> int:
-        """Of the task."""
+        """How many tokens a row of the task has."""
         return self.task.context
 
     def __len__(self) -> int:

@@ -68,7 +68,7 @@ class VariableAssignment(Task):
         return 2 * self.assignments + 3
 
     def rows(self, draw: Draw) -> dict[str, NDArray[np.int64]]:
-        """See `Task.rows`."""
+        """Rows of ids and labels for the numbers that are drawn, see `Task.rows`."""
         drawn = self.values if self.drawn_values is None else self.drawn_values
         variable = draw.below(self.variables, self.assignments)  # [B, assignments]
         value = draw.below(drawn, self.assignments)

@@ -50,11 +50,11 @@ class GgufFormat(StockFormat):
         return True
 
     def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
-        """The file's own."""
+        """The tokenizer that the file holds."""
         return Tokenizer(_read(AutoTokenizer, folder), folder)
 
     def files(self, folder: Path) -> list[Path]:
-        """The file."""
+        """The one file, which holds everything."""
         return [folder]
 
 

@@ -48,7 +48,7 @@ class PositionBias:
 
 
 class T5Selective(StockBase):
-    """Stands before `T5ForConditionalGeneration`."""
+    """What a selective T5 adds; it stands before `T5ForConditionalGeneration` among the bases."""
 
     decoder: Any
 

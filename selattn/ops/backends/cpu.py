@@ -25,7 +25,7 @@ from selattn.utils.structs import struct
 
 
 class Cpu(Backend):
-    """The compiled library."""
+    """The compiled library: attention, the eviction order and the decode step in C++."""
 
     name = "cpu"
     plain = False

@@ -122,7 +122,7 @@ class Results(NamedTuple):
 
 
 def _forward(r: Flash) -> Results:
-    """By PyTorch's kernel."""
+    """Output and log-sum-exp by PyTorch's flash kernel."""
     if r.query.shape[0] == 0:
         return _shapes(r)
     same = r.query.shape[-2] == r.key.shape[-2]  # lets the kernel skip what the bias masks anyway

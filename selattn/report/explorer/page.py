@@ -102,7 +102,7 @@ class Page:
         )
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
+        """The page as a frame, which a notebook shows."""
         return self.frame()
 
 

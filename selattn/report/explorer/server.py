@@ -54,14 +54,14 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Answers one request with the page or with a refusal."""
 
     server: Server
     timeout = SECONDS
     server_version, sys_version = "selattn", ""
 
     def do_GET(self) -> None:
-        """The page."""
+        """Send the page, which is all there is."""
         if not self._is_ours():
             return
         if self.path.partition("?")[0] != "/":

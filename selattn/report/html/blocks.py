@@ -19,7 +19,7 @@ class Block(Protocol):
     """A part of a section."""
 
     def html(self) -> str:
-        """The element."""
+        """The block as an HTML element."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Paragraph:
     kind: str = ""
 
     def html(self) -> str:
-        """A paragraph."""
+        """The text as a paragraph, escaped."""
         return f"<p{_class(self.kind)}>{html.escape(self.text)}</p>"
 
 
@@ -123,7 +123,7 @@ class Listing:
     prose: bool = False
 
     def html(self) -> str:
-        """Preformatted."""
+        """The text as a preformatted figure, escaped."""
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
         return f"<figure>{caption}<pre{_class('prose' if self.prose else '')}>{html.escape(self.text)}</pre></figure>"
 

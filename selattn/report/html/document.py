@@ -45,7 +45,7 @@ class Report:
     sections: Sequence[Section]
 
     def html(self) -> str:
-        """The whole file."""
+        """The whole document as one file, styles included."""
         links = "".join(
             f'<li><a href="#s{number}">{html.escape(section.title)}</a></li>'
             for number, section in enumerate(self.sections, 1)

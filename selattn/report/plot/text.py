@@ -112,7 +112,7 @@ class _Block:
     places: Sequence[tuple[int, int]]
 
     def word(self, place: int, color: str) -> None:
-        """The token itself."""
+        """Draw the token at a place in a color."""
         line, column = self.places[place]
         how: Any = {"fontsize": FONT, "family": MONO, "va": "center_baseline", "zorder": 2}
         self.axes.text(column, LINE * (line + 0.5), written(self.tokens[place]), color=color, **how)

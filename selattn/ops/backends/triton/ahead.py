@@ -19,7 +19,7 @@ from selattn.ops.backends.triton.launch import ALWAYS, instead
 
 
 class Compiled(NamedTuple):
-    """A kernel, compiled."""
+    """What one compiled kernel takes of a card."""
 
     kernel: str
     options: dict[str, int]  # sizes of tiles, warps, stages

@@ -262,7 +262,7 @@ def judge_order(size: Size, backend: Backend, budget: int = 7) -> list[str]:
 
 
 class Outcome(NamedTuple):
-    """Of one example."""
+    """What came of one example: nothing `wrong`, or a line for each thing."""
 
     name: str
     size: int

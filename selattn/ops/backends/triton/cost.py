@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Of one kernel."""
+    """What one kernel computes and moves."""
 
     kernel: str
     products: int  # operations of the matrix units, a multiplication and an addition being two

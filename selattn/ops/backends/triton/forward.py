@@ -45,7 +45,7 @@ def shapes(r: Request) -> Found:
 
 
 def forward(r: Request) -> Found:
-    """Run it."""
+    """Run the kernels of the forward pass: output, log-sum-exp, M, F, and what the backward pass needs."""
     from selattn.ops.backends.triton.kernels.attend import attend
 
     found = shapes(r)
@@ -152,7 +152,7 @@ def with_lists(call: Call, how: How, config: Config, dead: Tensor) -> Call:
 
 
 def blocks(call: Call, config: Config) -> int:
-    """T."""
+    """How many blocks of rows a call has, T."""
     return -(-call.N // config.rows)
 
 

@@ -147,7 +147,7 @@ def name_of(device: torch.device) -> str:
 
 
 def _place(device: torch.device) -> torch.device:
-    """With a number."""
+    """The device with its number, which `cuda` alone does not have."""
     if device.type == "cuda" and device.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return device
