@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,9 +92,11 @@ class Tokenizer:
             ids = self.encode(text)
             return [self.bos_id, *ids], [name, *(str(self.hf.decode([i])) for i in ids)]
         found = self.hf(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-        parts, end = [], 0
-        for _, stop in found["offset_mapping"]:
-            parts.append(text[end:stop])
+        parts: list[str] = []
+        end = 0
+        for (start, stop), group in itertools.groupby(found["offset_mapping"]):
+            own = _shared_out(text[max(end, start) : stop], len(list(group)))
+            parts += [text[end:start] + own[0], *own[1:]]  # blanks in front, too
             end = max(end, stop)
         if parts:
             parts[-1] += text[end:]  # blanks at the end, which some tokenizers leave out
@@ -102,6 +105,14 @@ class Tokenizer:
     def save_pretrained(self, folder: str | Path) -> None:
         """Put it beside a model's weights, for `read_tokenizer` and `AutoTokenizer.from_pretrained`."""
         self.hf.save_pretrained(folder)
+
+
+def _shared_out(span: str, tokens: int) -> list[str]:
+    """What each of several tokens with one span stands for: a character is its first byte's, where each is a byte."""
+    lengths = [len(letter.encode("utf-8", "surrogatepass")) for letter in span]
+    if sum(lengths) != tokens:
+        return [span, *[""] * (tokens - 1)]
+    return [part for letter, length in zip(span, lengths, strict=True) for part in (letter, *[""] * (length - 1))]
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -69,6 +69,11 @@ def test_a_character_of_several_tokens_is_with_the_first(ours):
     assert parts[-5:] == ["🙂", "", "", "", "b"]
 
 
+def test_characters_that_are_bytes_each_have_their_own(ours):
+    _, parts = ours.split("a\u2603\u2603b")  # of which no piece is known: three bytes each
+    assert parts[-7:] == ["\u2603", "", "", "\u2603", "", "", "b"]
+
+
 def test_what_has_no_bos_begins_with_eos(bytes_level):
     assert bytes_level.bos_id == bytes_level.eos_id == bytes_level.pad_id == 256
     backend = Backend(models.BPE({"a": 0}, []))

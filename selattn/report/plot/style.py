@@ -170,7 +170,8 @@ def lines(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int]]:
     line, column = 0, 0
     for place, token in enumerate(tokens):
         blank, size = token == " ", cells(token)
-        gap = 1 if column and token.startswith(" ") and not blank else 0
+        apart = token.startswith(" ") or (place == 1 and tokens[0].startswith("<"))  # <s> is no part of a word
+        gap = 1 if column and apart and not blank else 0
         whole = size
         if token.startswith(" ") or (place and tokens[place - 1] == " "):
             for after in tokens[place + 1 :]:
