@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
 from selattn.training.config import current_names
@@ -34,13 +34,13 @@ class TrainingLosses:
     kept: list[float | None] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
     """The record beside a trained model.
 
     Attributes:
         run: the whole configuration, `RunConfig.to_dict`.
-        data_checksums: of the tokens of each split of a text.
+        data_checksums: of the tokens of each split of a text; empty for a task, and in old records.
         parameters: of the model.
         steps: that were taken.
         tokens: that were trained on.
@@ -51,7 +51,7 @@ class TrainingRecord:
     """
 
     run: dict[str, Any]
-    data_checksums: dict[str, str]
+    data_checksums: dict[str, str] = field(default_factory=dict)
     parameters: int
     steps: int
     tokens: int
