@@ -74,4 +74,4 @@ def _draw_curve(axes: Any, curve: Mapping[str, Any], text: str, color: str, mark
         if alone:
             axes.plot(sizes * 2, ends[0], color=color, linewidth=1.3)
         else:
-            axes.fill_between(sizes, *zip(*ends, strict=True), color=color, alpha=0.2, linewidth=0)
+            axes.fill_between(sizes, *zip(*ends, strict=True), color=color, alpha=0.13, linewidth=0)

@@ -17,6 +17,7 @@ from selattn.report.mean import MeanF
 from selattn.report.packed import pack_rising
 from selattn.report.plot.style import balanced, cells, label, lines
 from selattn.report.plot.text import DARKEST
+from selattn.report.plot.training import kept_by_layer, losses_of_log
 from tests.report.traces import random_trace
 
 ROOT = Path(__file__).parents[2]
@@ -134,6 +135,39 @@ def test_tradeoff():
         plot.tradeoff({"runs": []})
 
 
+def test_search():
+    record = json.loads((ROOT / "results" / "prune" / "memory-seed0.json").read_text())
+    top, bottom = plot.search(record).axes
+    factors = [step["factor"] for step in record["path"]]
+    path, best, limit = top.lines
+    assert np.allclose(path.get_xydata(), [(step["factor"], step["loss"]) for step in record["path"]])
+    assert np.allclose(best.get_xydata(), [(record["memory_factor"], record["search_loss"])])
+    assert limit.get_ydata()[0] == record["search_limit"]
+    for layer, line in enumerate(bottom.lines[:-1]):
+        assert np.allclose(line.get_xdata(), factors)
+        assert line.get_ydata().tolist() == [step["budgets"][layer] for step in record["path"]]
+    assert bottom.lines[-1].get_xdata()[0] == record["memory_factor"]
+
+
+def test_a_training_run():
+    log = [
+        {"step": 1, "loss": 4.0, "kept": [0.5, None, 0.25]},
+        {"step": 2, "evaluation": {"validation": {"loss": 3.5}, "out_of_distribution": {"loss": 3.75}}},
+        {"step": 3, "loss": 3.0, "kept": [0.4, None, 0.2]},
+    ]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in losses_of_log(log).axes[0].lines}
+    assert drawn == {
+        "training": [[1, 4.0], [3, 3.0]],
+        "validation": [[2, 3.5]],
+        "out of distribution": [[2, 3.75]],
+    }
+    kept = {line.get_label(): line.get_xydata().tolist() for line in kept_by_layer(log).axes[0].lines}
+    assert kept == {"0": [[1, 0.5], [3, 0.4]], "2": [[1, 0.25], [3, 0.2]]}
+    for draw in (losses_of_log, kept_by_layer):
+        with pytest.raises(SelattnError, match="this log"):
+            draw([])
+
+
 def run(kind, loss, seed=0, size=192, heads=3, context=512, parameters=2_000_000):
     model = {"hidden_size": size, "num_hidden_layers": 3, "num_attention_heads": heads, "attention": [kind]}
     return {
@@ -199,6 +233,8 @@ def test_letters_that_the_font_lacks_are_boxes():
 def test_lines_break_between_words():
     tokens = [" ab", "cd", " ef", "\n", " gh", " " + "x" * 30]
     assert list(lines(tokens, 8)) == [(0, 0), (0, 2), (0, 5), (0, 7), (1, 0), (2, 0)]
+    # <s> is no part of the word behind it.
+    assert list(lines(["<s>", "a", "b"], 8)) == [(0, 0), (0, 4), (0, 5)]
     # A blank that is a token of its own stays in its line, and the next word begins the next one.
     assert list(lines([" abcd", " ", "ef", " ", "gh"], 4)) == [(0, 0), (0, 4), (1, 0), (1, 2), (2, 0)]
 

@@ -147,7 +147,7 @@ def _blocks(
     places = list(lines(tokens, wide))
     count = places[-1][0] + 1
     letter = EM * FONT / 72  # inches
-    margin, head, top, foot = 0.15, 0.25, 0.32, 0.17 * len(key) + 0.16
+    margin, head, top, foot = 0.15, 0.25, 0.32, 0.17 * len(key) + 0.24
     width = wide * letter + 2 * margin
     height = len(titles) * (count * LINE * letter + head) + top + foot
     figure = new_figure(width, height)
@@ -163,7 +163,7 @@ def _blocks(
         axes.set_title(name, loc="left", fontsize=7.5, pad=2, color=SOFT)
         found.append(_Block(axes, tokens, places))
     for row, (text, color) in enumerate(key):
-        y = foot - 0.2 - 0.17 * row
+        y = foot - 0.28 - 0.17 * row
         mark = Rectangle(
             (margin / width, (y - 0.01) / height), 0.14 / width, 0.1 / height, transform=figure.transFigure
         )

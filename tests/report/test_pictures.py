@@ -1,0 +1,41 @@
+"""The pictures of the documents are those that `python -m tools.pictures` makes, and they are small."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from selattn import plot
+from selattn.cli.plot import OF_A_TEXT, OF_MANY, OF_RECORDS
+from selattn.report.mean import MeanF
+from selattn.report.trace import Trace
+from tools.pictures import IMAGES, LARGEST, VIEWS, plots
+
+ROOT = Path(__file__).parents[2]
+NAMES = [*plots("zoo:selective"), *VIEWS]
+
+
+def test_every_figure_has_a_picture():
+    assert {*OF_A_TEXT, *OF_MANY, *OF_RECORDS} == set(plots(""))
+    assert all(command.split()[0] == name for name, command in plots("").items())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_picture_is_there_and_small(name):
+    content = (ROOT / IMAGES / f"{name}.png").read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert len(content) <= LARGEST
+
+
+def test_the_page_shows_them_all_and_nothing_else_lies_there():
+    shown = re.findall(r"!\[[^\]]+\]\(images/([^)]+)\)", (ROOT / "docs" / "pictures.md").read_text())
+    assert sorted(shown) == sorted(f"{name}.png" for name in NAMES)
+    assert sorted(path.name for path in (ROOT / IMAGES).glob("*.*")) == sorted(shown)
+    assert "docs/images/tokens.png" in (ROOT / "README.md").read_text()[:1500]
+
+
+def test_the_records_draw_their_pictures_again():
+    folder = ROOT / IMAGES / "records"
+    assert plot.tokens(Trace.load(folder / "assignment.json"), position=33).axes
+    assert plot.words(Trace.load(folder / "words.json")).axes
+    assert plot.masking_mean(MeanF.load(folder / "mean.json")).axes

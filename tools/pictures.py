@@ -1,0 +1,128 @@
+"""Make all pictures of the documents anew: each is drawn by the command that `docs/pictures.md` shows for it.
+
+    python -m tools.pictures [NAME ...] [--second MODEL]
+
+Figures are drawn by `selattn plot` from the models of the zoo and the records in `results/`, and the explorer is
+photographed in a headless chromium (`make test-browser` installs one). They go to `docs/images/`, and where they are
+small, so do the records that they are drawn from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+
+from selattn.cli.main import main as selattn
+from selattn.errors import SelattnError
+from selattn.report.examples import PAPER
+from selattn.utils.files import write_bytes, write_text
+from selattn.utils.suggest import unknown
+from tests.report.browser import Tab, browser
+
+ROOT = Path(__file__).parents[1]
+IMAGES = "docs/images"
+LARGEST = 150_000  # bytes of a picture, so that a clone stays small
+COLORS = 256  # that a picture is reduced to where it is larger than that: they have few, but for soft edges
+
+ASSIGNMENT = ("zoo:variable-assignment-selective", "zoo:variable-assignment-standard")
+SEARCH = "results/prune/memory-seed0.json"
+# Long documents that no model of the zoo was trained on.
+PASSAGE = f"{IMAGES}/records/passage.txt"  # the beginning of the paper's own example
+LAST = "the definition of a hollywood smile"
+MANY = "--text embedded --split train --rows 100 --tokens 256"
+
+
+def plots(second: str) -> dict[str, str]:
+    """The options of `selattn plot` by the name of the picture; `second` is the other training run of `stability`."""
+    kept = f"{IMAGES}/records"
+    return {
+        "tokens": f"tokens {ASSIGNMENT[0]} --position 33 --record {kept}/assignment.json",
+        "attention": f"attention {' '.join(ASSIGNMENT)}",
+        "masking": "masking zoo:memory --text paper",
+        "words": f"words zoo:memory --text {PASSAGE} --record {kept}/words.json",
+        "kept": "kept zoo:memory@32 --text paper",
+        "masking-mean": f"masking-mean zoo:memory {MANY} --record {kept}/mean.json",
+        "stability": f"stability {kept}/mean.json {second} {MANY}",
+        "search": f"search {SEARCH} --title 'A search for budgets: selective attention with the memory loss, seed 0'",
+        "tradeoff": "tradeoff results/tradeoff.json",
+        "curves": "curves results/lm_comparison.json",
+        "scaling": "scaling zoo:standard zoo:selective zoo:memory zoo:memory-2048",
+    }
+
+
+# Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
+EXPLORER = f"explore zoo:memory --text {PASSAGE} --policies selective h2o --budgets 16 32"
+VIEWS = {
+    "explorer": ("#l=1&p=9999&w=selective&k=16&t=150&two=1&l2=1&w2=h2o&k2=16", 1180, 900, "light"),
+    "explorer-dark": ("#l=1&p=9999&w=selective&k=16&t=150", 1180, 620, "dark"),
+    "explorer-phone": ("#l=1&p=9999&w=selective&k=16", 390, 844, "light"),
+}
+
+
+def main() -> int:
+    """Make those that were asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(''), *VIEWS))} (default: all)")
+    parser.add_argument("--second", default="zoo:selective", metavar="MODEL", help="the other run of stability")
+    args = parser.parse_args()
+    os.chdir(ROOT)
+    known = plots(args.second)
+    for name in args.names:
+        if name not in known and name not in VIEWS:
+            raise SystemExit(unknown("picture", name, [*known, *VIEWS]))
+    wanted = args.names or [*known, *VIEWS]
+    write_text(ROOT / PASSAGE, PAPER[: PAPER.index(LAST) + len(LAST)])
+    for name in wanted:
+        if name in known:
+            run(f"plot {known[name]} --out {IMAGES}/{name}.png")
+    views = [name for name in wanted if name in VIEWS]
+    if views:
+        photograph(views)
+    for name in wanted:
+        shrink(ROOT / IMAGES / f"{name}.png")
+    return 0
+
+
+def run(words: str) -> None:
+    """One command of `selattn`, as a user would type it."""
+    print(f"selattn {words}", flush=True)
+    sys.argv = ["selattn", *shlex.split(words)]  # which the record names as its command
+    if selattn(sys.argv[1:]) != 0:
+        raise SystemExit(f"not made: selattn {words}")
+
+
+def photograph(names: list[str]) -> None:
+    """Views of one page, in a browser that reaches nothing but this file."""
+    with tempfile.TemporaryDirectory() as folder, browser() as opened:
+        page = Path(folder) / "page.html"
+        run(f"{EXPLORER} --out {page}")
+        for name in names:
+            view, width, height, theme = VIEWS[name]
+            tab = Tab(opened, page.as_uri() + view, width=width, height=height, color_scheme=theme)
+            tab.page.screenshot(path=ROOT / IMAGES / f"{name}.png")
+            tab.close()
+
+
+def shrink(path: Path) -> None:
+    """Reduce the colors of a PNG that is too large; refuse one that is still too large."""
+    if path.stat().st_size > LARGEST:
+        held = io.BytesIO()
+        with Image.open(path) as picture:
+            small = picture.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            small.save(held, "png", optimize=True, dpi=picture.info.get("dpi", (160, 160)))
+        write_bytes(path, held.getvalue())
+    size = path.stat().st_size
+    if size > LARGEST:
+        raise SelattnError(f"{path} has {size:,} bytes, and {LARGEST:,} are the most")
+    print(f"{path.relative_to(ROOT)}: {size:,} bytes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
