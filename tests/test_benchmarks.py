@@ -40,9 +40,9 @@ def test_decoding_is_compared_with_the_best_rival_round_by_round(decode):
         assert row["tokens_per_second"]["StaticCache"]["median"] == pytest.approx(row["batch"] / middle["StaticCache"])
 
 
-def test_the_readme_makes_its_table_of_the_record(decode):
+def test_a_page_makes_its_table_of_the_record(decode):
     known = read_records(ROOT / "results") | {"decode": Node(decode, "decode")}
-    page = corrected((ROOT / "README.md").read_text(), known)
+    page = corrected((ROOT / "docs" / "cache.md").read_text(), known)
     assert faults(page, known) == []
     assert "\n| 3 | 40 | " in page
 
