@@ -79,7 +79,7 @@ def draw(seed):
         options["visible_until"] = torch.where(torch.rand(shape, generator=tensor) < keep, M, away)
     kind = chance.choice((None,) * 6 + ("bias", "mask"))
     if kind:
-        full = [n if chance.random() < 0.5 else 1 for n in (B, 1 if separate else H, N, M)]
+        full = [n if chance.random() < 0.5 else 1 for n in (B, H, N, M)]
         if kind == "bias":
             holes = torch.rand(full, generator=tensor) < chance.choice((0.0, 0.2))
             bias = torch.randn(full, generator=tensor).to(torch.promote_types(dtype, torch.float32))

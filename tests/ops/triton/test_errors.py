@@ -32,10 +32,6 @@ REFUSED = {
     "dropout": (request(rules=RULES._replace(dropout_p=0.1)), "it has no dropout"),
     "pattern": (request(rules=RULES._replace(pattern=Strided(2))), "it has no sparse patterns"),
     "separate form in fp64": (request(selection_query=X.double(), selection_key=X.double()), "for the separate form"),
-    "separate form, and a bias for each head": (
-        request(selection_query=X, selection_key=X, bias=torch.zeros(1, 2, 4, 4)),
-        "where heads have masks or biases of their own",
-    ),
 }
 
 

@@ -34,9 +34,6 @@ class Triton(Backend):
             "it never holds F": r.wanted.f,
             "it has no dropout": r.rules.dropout_p > 0,
             "it has no sparse patterns": r.rules.pattern is not None,
-            "it has no separate bilinear form where heads have masks or biases of their own": r.selection_query
-            is not None
-            and any(x is not None and x.shape[1] > 1 for x in (r.bias, r.mask)),
         }
         reason = support.cannot_hold(r.query, r.value, r.selection_query)
         return reason or next((reason for reason, holds in reasons.items() if holds), None)

@@ -51,6 +51,7 @@ class Call(NamedTuple):
     selecting_key: Rows
     bias: Matrix  # fp32
     mask: Matrix  # bool, as bytes
+    selecting_mask: Matrix  # the same for a separate form: what mask and bias leave to any head
     N: int
     M: int
     H: int
@@ -86,6 +87,7 @@ class How(NamedTuple):
     strength: bool
     bias: bool
     mask: bool
+    selecting_mask: bool
     padded: bool  # some rows are padding: see Call.rows
     first: bool  # there is Call.first; else every sequence begins with key 0
     last: int  # 0: rows see all keys before them; 1: see Call.last; 2: that differs between key-value heads

@@ -104,6 +104,12 @@ SITUATIONS = {
     "two masks": Situation(Rules(Selection((3, 1)))),
     "a mask for each head": Situation(Rules(Selection((3, 1, 1, 0))), gain=6.0),
     "separate form": Situation(separate=2),
+    "separate form, biases of heads": Situation(separate=2, bias=lambda n: (1, HEADS, n, n)),
+    "separate form, masks of heads": Situation(
+        separate=2,
+        until=lambda n: torch.stack([_until(n), _until(n).flip(-1)], 1),
+        mask=lambda n: torch.arange(HEADS * n * n).view(1, HEADS, n, n) % 7 > 3,
+    ),
     "initial F": Situation(wanted=FINAL, past=0.6),
     "initial F, window": Situation(Rules(Selection(), window=6), FINAL, past=0.1),
     "initial F, not wanted": Situation(gain=6.0, past=1.1),

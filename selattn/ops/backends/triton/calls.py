@@ -51,8 +51,8 @@ def situation(name: str, dtype: torch.dtype, size: int) -> Request:
     return battery.make(name, battery.Size(320, size, dtype, NOWHERE))
 
 
-def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0) -> None:
-    """A step of decoding over full slots. `separate`: masks of a separate form."""
+def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0, biased: bool = False) -> None:
+    """A step of decoding over full slots. `separate`: masks of a separate form; `biased`: a bias by positions."""
     masks = separate or rules.masks(None)
     query, new = (_nothing(BATCH, heads, 1, size, dtype=dtype) for heads in (HEADS, GROUPS))
     stored = _nothing(BATCH, GROUPS, BUDGET, size, dtype=dtype)
@@ -70,6 +70,7 @@ def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int 
         _nothing(BATCH, masks, 1, BUDGET),
         _nothing(BATCH, separate, BUDGET, size, dtype=dtype) if separate else None,
         _nothing(BATCH, dtype=torch.int64),
+        _nothing(1, HEADS, 1, BUDGET + 1) if biased else None,
         rules,
         BUDGET,
         BUDGET,
@@ -79,15 +80,16 @@ def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int 
     step.run_step(call)
 
 
-def one_order(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0) -> None:
-    """The eviction order of a prompt. `separate`: masks of a separate form."""
+def one_order(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0, biased: bool = False) -> None:
+    """The eviction order of a prompt. `separate`: masks of a separate form; `biased`: a bias by positions."""
     masks = separate or rules.masks(None)
     query = _nothing(BATCH, separate or HEADS, TOKENS, size, dtype=dtype)
     keys = _nothing(BATCH, separate or GROUPS, TOKENS, size, dtype=dtype)
     f = _nothing(BATCH, masks, TOKENS)
     before = Order(_nothing(BATCH, 1, TOKENS, dtype=torch.int64), f, f)
     positions = _nothing(BATCH, TOKENS, dtype=torch.int64)
-    order.run_order(order.Call(query, keys, positions, before, rules, bool(separate), masks > 0, BUDGET, 0, 0))
+    bias = _nothing(1, masks, TOKENS, TOKENS) if biased else None
+    order.run_order(order.Call(query, keys, positions, before, bias, rules, bool(separate), masks > 0, BUDGET, 0, 0))
 
 
 Call = Callable[[torch.dtype, int], Any]
@@ -108,10 +110,10 @@ RARER: dict[str, Call] = {
         name: lambda dtype, size, name=name: both_passes(situation(name, dtype, size))  # type: ignore[misc]
         for name in battery.SITUATIONS
     },
-    "decode step: everything": lambda dtype, size: one_step(dtype, size, _EVERYTHING),
+    "decode step: everything": lambda dtype, size: one_step(dtype, size, _EVERYTHING, biased=True),
     "decode step: separate form": lambda dtype, size: one_step(dtype, size, RULES, 2),
     "decode step: standard": lambda dtype, size: one_step(dtype, size, Rules()),
-    "eviction order: everything": lambda dtype, size: one_order(dtype, size, _EVERYTHING),
+    "eviction order: everything": lambda dtype, size: one_order(dtype, size, _EVERYTHING, biased=True),
     "eviction order: separate form": lambda dtype, size: one_order(dtype, size, RULES, 2),
     "eviction order: standard": lambda dtype, size: one_order(dtype, size, Rules()),
 }

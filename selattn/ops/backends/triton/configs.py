@@ -1,8 +1,8 @@
 """How large the tiles are and how many warps work on one: plain data for each kind of card, not tuned at run time.
 
 No number here has been timed: there was no GPU. They are what compiles without spilling (where that can be had), fits
-the card's shared memory, and costs the least by `cost.py`; `results/triton_compiled.json` has registers, spills and
-shared memory of each.
+the card's shared memory, and costs the least by `cost.py`; `results/gpu_compile.json` has registers, spills and shared
+memory of each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Config(NamedTuple):
     d_selecting: Tile
     d_keys: Tile
     d_queries: Tile
-    step: Tile = Tile(64, 4, 2)
+    step: Tile = Tile(32, 4, 2)
+
+    def with_matrices(self) -> Config:
+        """For calls with a mask or a bias of pairs, whose tiles take room too: one head and one load at a time."""
+        return Config(self.rows, *(Tile(min(tile.keys, 32), 8 if self.rows > 32 else 4, 1) for tile in self[1:]))
 
 
 # Triton's interpreter, on the CPU.
@@ -46,10 +50,45 @@ INTERPRETED = Config(
 )
 
 HALF_64 = Config(
-    64, Tile(64, 4, 2), Tile(32, 4, 3, 2), Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2), Tile(64, 4, 2, 2)
+    64,
+    select=Tile(64, 4, 2),
+    attend=Tile(32, 4, 3, 2),
+    d_forgetting=Tile(64, 8, 2),
+    d_selecting=Tile(32, 4, 2),
+    d_keys=Tile(32, 4, 2),
+    d_queries=Tile(64, 4, 2, 2),
+    step=Tile(64, 8, 2),
 )
-HALF_128 = Config(64, Tile(64, 4, 2), Tile(32, 4, 2, 1), Tile(64, 8, 2), Tile(64, 4, 2), Tile(64, 8, 2), Tile(32, 4, 2))
-SINGLE = Config(32, Tile(32, 4, 2), Tile(32, 4, 2), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1), Tile(32, 4, 1))
+HALF_128 = Config(
+    64,
+    select=Tile(64, 4, 2),
+    attend=Tile(32, 4, 2),
+    d_forgetting=Tile(64, 8, 2),
+    d_selecting=Tile(32, 4, 2),
+    d_keys=Tile(32, 8, 2),
+    d_queries=Tile(32, 4, 2),
+    step=Tile(32, 4, 2),
+)
+SINGLE_64 = Config(
+    32,
+    select=Tile(32, 4, 2),
+    attend=Tile(32, 4, 2),
+    d_forgetting=Tile(32, 4, 1),
+    d_selecting=Tile(32, 8, 1),
+    d_keys=Tile(32, 8, 1),
+    d_queries=Tile(32, 8, 1),
+    step=Tile(32, 8, 1),
+)
+SINGLE_128 = Config(
+    32,
+    select=Tile(32, 4, 2),
+    attend=Tile(32, 8, 2),
+    d_forgetting=Tile(32, 4, 1),
+    d_selecting=Tile(32, 8, 1),
+    d_keys=Tile(16, 8, 1),
+    d_queries=Tile(16, 8, 1),
+    step=Tile(32, 8, 1),
+)
 
 
 class Card(NamedTuple):
@@ -63,9 +102,9 @@ class Card(NamedTuple):
     single_128: Config
 
 
-A100 = Card("A100", 163 << 10, HALF_64, HALF_128, SINGLE, SINGLE)
-H100 = Card("H100", 227 << 10, HALF_64, HALF_128, SINGLE, SINGLE)
-CONSUMER = Card("consumer", 99 << 10, HALF_64, HALF_128, SINGLE, SINGLE)
+A100 = Card("A100", 163 << 10, HALF_64, HALF_128, SINGLE_64, SINGLE_128)
+H100 = Card("H100", 227 << 10, HALF_64, HALF_128, SINGLE_64, SINGLE_128)
+CONSUMER = Card("consumer", 99 << 10, HALF_64, HALF_128, SINGLE_64, SINGLE_128)
 
 # By compute capability; another one is taken for the nearest below it.
 CARDS = {80: A100, 86: CONSUMER, 89: CONSUMER, 90: H100, 100: H100, 103: H100, 120: CONSUMER}

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from selattn.ops.arguments import Arguments
-from selattn.ops.backends.triton.arguments import Rows, Switches, switches_of
+from selattn.ops.backends.triton.arguments import Matrix, Rows, Switches, switches_of
 from selattn.ops.backends.triton.configs import choose
 from selattn.ops.backends.triton.launch import launch, on
-from selattn.ops.backends.triton.prepare import heads_on, padded, precision_of, rows_of
-from selattn.ops.backends.triton.step import policy_refusal, ranked_by, rules_refusal
+from selattn.ops.backends.triton.prepare import heads_on, matrix_of, padded, precision_of, rows_of
+from selattn.ops.backends.triton.step import policy_refusal, ranked_by, rules_refusal, selecting_bias
 from selattn.ops.backends.triton.support import cannot_hold
 from selattn.ops.order import Order, OrderRequest
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Rules, position_bias
 from selattn.ops.selection import Selection
 
 MOST_KEPT = 1 << 14  # tokens that one program can hold in its registers
@@ -32,6 +32,7 @@ class Eviction(NamedTuple):
     f: Tensor | None  # [B, S, M] fp32
     heads: Tensor | None  # [S] int32
     strength: Tensor | None  # 0-d fp32
+    bias: Matrix  # [B or 1, S or 1, n, M] fp32, of the selecting heads
     N: int
     M: int
     H: int
@@ -54,6 +55,7 @@ class EvictionHow(NamedTuple):
     strength: bool
     softcap: bool
     window: bool
+    bias: bool
     policy: int
     D: int
     D_padded: int
@@ -83,6 +85,7 @@ class Call(NamedTuple):
     keys: Tensor
     positions: Tensor
     before: Order
+    bias: Tensor | None  # [B or 1, S or 1, n, M]
     rules: Rules
     separate: bool
     selects: bool  # else F is not needed
@@ -93,18 +96,23 @@ class Call(NamedTuple):
 
 def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     """The order after the queries, and the scores after each of them, which no query of these policies changes."""
-    tokens, before = request.tokens, request.before
+    tokens, before, rules = request.tokens, request.before, request.rules
     query, keys = (tokens.query, request.keys)
     if tokens.selection_query is not None and request.selection_keys is not None:
         query, keys = tokens.selection_query, request.selection_keys
+    selects, separate = rules.selection is not None and request.policy.needs_f, tokens.selection_query is not None
+    bias = position_bias(rules, tokens.query, request.positions) if selects else None
+    if bias is not None and rules.selection is not None:
+        bias = selecting_bias(bias.detach(), rules.selection, separate)
     call = Call(
         query.detach(),
         keys.detach(),
         request.positions,
         Order(before.until, before.f.detach(), before.score.detach()),
-        request.rules._replace(scale=request.rules.scale_of(tokens.query)),
-        tokens.selection_query is not None,
-        request.rules.selection is not None and request.policy.needs_f,
+        bias,
+        rules._replace(scale=rules.scale_of(tokens.query), bias=None),
+        separate,
+        selects,
         request.budget,
         *ranked_by(request.policy, request.budget),
     )
@@ -136,6 +144,7 @@ def run_order(x: Call) -> tuple[Tensor, Tensor]:
         f=f if masks else None,
         heads=heads_on(which, query.device) if masks else None,
         strength=None if strength is None else strength.to(torch.float32),
+        bias=matrix_of(None if x.bias is None else x.bias.float()),
         N=count,
         M=entries,
         H=heads,
@@ -155,6 +164,7 @@ def run_order(x: Call) -> tuple[Tensor, Tensor]:
         strength=strength is not None,
         softcap=rules.softcap is not None and not x.separate,
         window=rules.window is not None,
+        bias=x.bias is not None,
         policy=x.policy,
         D=size,
         D_padded=padded(size),

@@ -28,7 +28,8 @@ class Prepared(NamedTuple):
 def config_of(r: Request) -> Config:
     """The configuration of a call."""
     separate = 0 if r.selection_query is None else r.selection_query.shape[3]
-    return choose(r.query.device, r.query.dtype, max(r.query.shape[3], r.value.shape[3], separate))
+    found = choose(r.query.device, r.query.dtype, max(r.query.shape[3], r.value.shape[3], separate))
+    return found if r.bias is None and r.mask is None else found.with_matrices()
 
 
 def may_leave_out(r: Request) -> bool:
@@ -46,7 +47,7 @@ def prepare(r: Request) -> Prepared:
     separate = r.selection_query is not None
     selecting_size = r.selection_query.shape[3] if r.selection_query is not None else size
     selection, softcap, window, tau = r.rules.selection or Selection(), r.rules.softcap, r.rules.window, r.rules.tau
-    strength, last = r.strength, last_rows(r)
+    strength, last, any_head = r.strength, last_rows(r), shown_to_any(r)
     gather = dies or r.until is not None
     bounded = not gather and (r.start is not None or window is not None)
     precision = precision_of()
@@ -58,6 +59,7 @@ def prepare(r: Request) -> Prepared:
         selecting_key=rows_of(r.key if r.selection_key is None else r.selection_key),
         bias=matrix_of(None if r.bias is None else r.bias.float()),
         mask=matrix_of(None if r.mask is None else r.mask.view(torch.uint8)),
+        selecting_mask=matrix_of(None if any_head is None else any_head.view(torch.uint8)),
         N=rows,
         M=keys,
         H=heads,
@@ -90,6 +92,7 @@ def prepare(r: Request) -> Prepared:
         strength=strength is not None,
         bias=r.bias is not None,
         mask=r.mask is not None,
+        selecting_mask=any_head is not None,
         padded=call.rows is not None,
         first=call.first is not None,
         last=0 if last is None else 1 if last.shape[1] == 1 else 2,
@@ -199,6 +202,21 @@ def last_selecting(r: Request, last: Tensor | None) -> Tensor | None:
         first = index == (0 if r.start is None else r.start.unsqueeze(1))
         found = found.masked_fill(first, 0)
     return found.contiguous()
+
+
+def shown_to_any(r: Request) -> Tensor | None:
+    """[B or 1, 1, N or 1, M or 1] bool: what mask and bias leave to some head, for a separate form; None if all."""
+    if r.selection_query is None or (r.mask is None and r.bias is None):
+        return None
+    shown = torch.ones((), dtype=torch.bool, device=r.query.device) if r.mask is None else r.mask
+    if r.bias is not None:
+        shown = shown & (r.bias != -torch.inf)
+    if r.until is not None and r.until.shape[1] > 1 and shown.shape[1] > 1:
+        # A head that is shown a key may be one that has evicted it.
+        rows = torch.arange(r.offset, r.key.shape[2], device=r.query.device)[:, None]
+        kept = rows < r.until.unsqueeze(-2)  # [B, G, N, M]
+        shown = shown & kept.repeat_interleave(r.query.shape[1] // r.key.shape[1], 1)
+    return shown.any(1, keepdim=True)
 
 
 def first_columns(r: Request, block: int) -> Tensor:

@@ -28,7 +28,7 @@ from selattn.ops.backends.triton import support
 from selattn.ops.backends.triton.battery import Outcome, Size, run
 from selattn.utils import files, folders, records
 
-EXAMPLES = ("sharp", "everything", "decoding", "eviction order")
+EXAMPLES = ("decoding", "eviction order", "sharp", "everything")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FOLDER = "triton"  # in the cache folder
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from selattn.ops.arguments import Arguments
-from selattn.ops.backends.triton.arguments import Rows, Switches, switches_of
+from selattn.ops.backends.triton.arguments import Matrix, Rows, Switches, switches_of
 from selattn.ops.backends.triton.configs import choose
 from selattn.ops.backends.triton.launch import launch, on
-from selattn.ops.backends.triton.prepare import heads_on, padded, precision_of, rows_of
+from selattn.ops.backends.triton.prepare import heads_on, matrix_of, padded, precision_of, rows_of
 from selattn.ops.backends.triton.support import cannot_hold
 from selattn.ops.order import Ranking, StepRequest
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Rules, position_bias
 from selattn.ops.selection import Selection
 
 NUMBERS = {"POLICY_SELECTIVE": 0, "POLICY_WINDOW": 3}  # of the policies that kernels/step.py knows
@@ -29,6 +29,8 @@ class Step(NamedTuple):
     selecting_query: Rows
     selecting_key: Rows
     real: Tensor | None  # [B] bytes, 0 for a row that sits out
+    bias: Matrix  # [B or 1, H or 1, 1, used + 1] fp32: of the slots as they are, and behind them of the new token
+    selecting_bias: Matrix  # [B or 1, S or 1, 1, used + 1] the same for the selecting heads
     stored_keys: Tensor
     stored_values: Tensor  # not "values": the tuple that Triton makes of this has such an attribute
     selecting_keys: Tensor  # the stored keys, or those of the separate form
@@ -61,6 +63,7 @@ class StepHow(NamedTuple):
     strength: bool
     softcap: bool
     window: bool
+    bias: bool
     some: bool  # some rows sit out
     evicts: bool  # there is a budget
     policy: int
@@ -99,9 +102,15 @@ def step_refusal(request: StepRequest) -> str | None:
 
 def rules_refusal(rules: Rules) -> str | None:
     """Why the kernels for decoding and for the order cannot follow these rules; None if they can."""
-    if rules.pattern is not None:
-        return "it has no sparse patterns"
-    return None if rules.bias is None else "it has no bias by positions"
+    return None if rules.pattern is None else "it has no sparse patterns"
+
+
+def selecting_bias(bias: Tensor, selection: Selection, separate: bool) -> Tensor:
+    """[B or 1, S or 1, n, M] of the selecting heads; for a separate form, which has none, -inf where no head sees."""
+    if separate:
+        nothing = torch.zeros((), dtype=bias.dtype, device=bias.device)
+        return torch.where((bias != -torch.inf).any(1, keepdim=True), nothing, -torch.inf)
+    return bias if bias.shape[1] == 1 else bias[:, list(selection.heads)]
 
 
 def ranked_by(policy: Ranking, budget: int) -> tuple[int, int]:
@@ -125,6 +134,7 @@ class Call(NamedTuple):
     f: Tensor
     selection_keys: Tensor | None
     length: Tensor
+    bias: Tensor | None  # [B or 1, H or 1, 1, used + 1], see `Step`
     rules: Rules
     used: int
     budget: int  # 0: none
@@ -137,7 +147,11 @@ WRITTEN = ("keys", "values", "position", "f", "selection_keys")
 
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the slots are written to, but for their `length`."""
-    slots, tokens, budget = request.slots, request.tokens, request.budget or 0
+    slots, tokens, rules, budget = request.slots, request.tokens, request.rules, request.budget or 0
+    bias = None
+    if rules.bias is not None:
+        at = torch.cat([slots.position[:, 0, : request.used].long(), slots.length[:, None]], -1)
+        bias = position_bias(rules, tokens.query, at)
     assert slots.keys is not None
     assert slots.values is not None
     assert all(x.is_contiguous() for x in (slots.keys, slots.values, slots.position, slots.f, slots.length))
@@ -154,7 +168,8 @@ def step(request: StepRequest) -> Tensor:
         slots.f,
         slots.selection_keys,
         slots.length,
-        request.rules,
+        bias,
+        rules._replace(bias=None),
         request.used,
         budget,
         *ranked_by(request.policy, budget),
@@ -185,6 +200,10 @@ def run_step(x: Call) -> Tensor:
             selecting_query=rows_of(query if x.selection_query is None else x.selection_query),
             selecting_key=rows_of(x.key if x.selection_key is None else x.selection_key),
             real=None if x.real is None else x.real.contiguous().view(torch.uint8),
+            bias=matrix_of(None if x.bias is None else x.bias.float()),
+            selecting_bias=matrix_of(
+                None if x.bias is None or not masks else selecting_bias(x.bias.float(), selection, separate)
+            ),
             stored_keys=x.keys,
             stored_values=x.values,
             selecting_keys=x.keys if x.selection_keys is None else x.selection_keys,
@@ -214,6 +233,7 @@ def run_step(x: Call) -> Tensor:
             strength=strength is not None,
             softcap=rules.softcap is not None,
             window=rules.window is not None,
+            bias=x.bias is not None,
             some=x.real is not None,
             evicts=x.budget > 0,
             policy=x.policy,

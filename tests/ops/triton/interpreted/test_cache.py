@@ -12,6 +12,14 @@ from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 from tests.ops.triton.interpreted.small import SMALL
 
+
+def slopes(queries, keys):
+    """A bias that differs between heads, and hides what is far away from two of them."""
+    away = (queries[:, None, :, None] - keys[:, None, None, :]).float()
+    steep = torch.tensor([0.1, 0.4, 0.0, 0.2]).view(1, 4, 1, 1)
+    return (-steep * away).masked_fill((away > 11) & (steep > 0.15), -torch.inf)
+
+
 RULES = {
     "default": Rules(Selection()),
     "another head, window": Rules(Selection(3), 0.3, window=5, scale=0.5),
@@ -20,8 +28,17 @@ RULES = {
     "separate form": Rules(Selection()),
     "standard, soft cap": Rules(softcap=0.7),
     "soft cap": Rules(Selection(2), softcap=0.7),
+    "bias": Rules(Selection(1, relu=False), softcap=3.0, bias=slopes),
+    "bias, two masks": Rules(Selection((0, 3), shift=False), bias=slopes),
+    "bias, separate form": Rules(Selection(), bias=slopes),
+    "bias, standard": Rules(bias=slopes),
 }
-EACH = [*(("selective", kind) for kind in RULES), ("window+2", "default"), ("window+2", "standard, soft cap")]
+RARE = ("bias", "bias, standard", "bias, separate form")  # with the slow tests
+EACH = [
+    *(pytest.param("selective", kind, marks=[pytest.mark.slow] * (kind in RARE)) for kind in RULES),
+    ("window+2", "default"),
+    ("window+2", "standard, soft cap"),
+]
 PACKED = Sequences.from_documents(
     torch.arange(40)[None] // torch.tensor([[17], [29]]), torch.arange(40) >= torch.tensor([[3], [0]])
 )
@@ -42,7 +59,7 @@ def tokens(kind, seed, batch, count, dtype=torch.float32, groups=2):
         return torch.randn(batch, count, heads, features, generator=chance).to(dtype).transpose(1, 2)
 
     made = Tokens(normal(4, 5), normal(groups, 5), normal(groups, 3))
-    if kind == "separate form":
+    if "separate form" in kind:
         made = made._replace(selection_query=normal(2, 7), selection_key=normal(2, 7))
     return made
 

@@ -13,7 +13,7 @@ QUICK = (
     "default",
     "everything",
     "padding in between",
-    "separate form",
+    "separate form, masks of heads",
     "initial F, window",
 )
 

@@ -19,7 +19,7 @@ FAULTS = {
     "dS stays in its block": ("d_selecting.py", "carry += tl.sum(found, 1)", "carry += tl.sum(found, 1) * 0.0"),
     "another token leaves": ("step.py", "wins = (most > highest)", "wins = (most < highest)"),
     "the budget is one larger": ("order.py", "tl.int32), 0) >= c.budget", "tl.int32), 0) > c.budget"),
-    "rows do not see themselves": ("common.py", "seen = (cols <= i) & (i < last)", "seen = (cols < i) & (i < last)"),
+    "rows do not see themselves": ("common.py", "r, cols, (cols <= i) & (i", "r, cols, (cols < i) & (i"),
     "columns die too early": ("select.py", "(f >= most + c.least + slack)", "(f >= 0.2)"),
     "delta is left out": ("d_keys.py", "weights * (products - mean[None, :])", "weights * products"),
     "F is not moved on": ("step.py", "tl.store(to, f + S, mask=inside)", "tl.store(to, f, mask=inside)"),

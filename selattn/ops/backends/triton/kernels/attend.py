@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from selattn.ops.backends.triton.kernels.common import (
-    biased,
     columns_at,
     columns_of,
     f_of_rows,
@@ -19,8 +18,8 @@ from selattn.ops.backends.triton.kernels.common import (
     logits,
     row_numbers,
     sees,
-    selecting_head,
     selecting_rows,
+    selection_sees,
     store_rows,
 )
 from selattn.ops.backends.triton.kernels.selection import source_rows
@@ -29,9 +28,10 @@ from selattn.ops.backends.triton.kernels.selection import source_rows
 @triton.jit
 def add_tile(c, b, h, q, k, v, F, i, r, cols, last, top, total, output, HOW: tl.constexpr):
     """One head over one tile: the softmax's maximum and sum so far, and the sum of values, moved on."""
-    x = logits(c, b, h, tl.dot(q, tl.trans(k), input_precision=HOW.precision), HOW)
-    seen = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
-    x = biased(c, b, h, x, r[:, None], cols[None, :], seen, HOW)
+    seen, bias = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
+    x = logits(c, tl.dot(q, tl.trans(k), input_precision=HOW.precision), HOW)
+    if HOW.bias:
+        x += bias
     if HOW.select:
         x -= F
     x = tl.where(seen, x, float("-inf"))
@@ -47,12 +47,7 @@ def add_tile(c, b, h, q, k, v, F, i, r, cols, last, top, total, output, HOW: tl.
 @triton.jit
 def memory_of(c, b, s, F, i, r, cols, present, HOW: tl.constexpr):
     """What a tile adds to M_i: 1 - min(F, tau) / tau for each key that the selecting head sees."""
-    h = selecting_head(c, s, HOW)
-    if HOW.last == 2 and HOW.separate:  # a separate form sees what any head sees
-        last = tl.load(c.last_any + b.to(tl.int64) * c.M + cols, mask=present, other=0)
-    else:
-        last = last_rows(c, b, h, cols, present, HOW)
-    seen = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
+    seen = selection_sees(c, b, s, i[:, None], r[:, None], cols, present, HOW)
     return tl.sum(tl.where(seen, 1.0 - tl.where(F > c.tau, c.tau, F) / c.tau, 0.0), 1)
 
 

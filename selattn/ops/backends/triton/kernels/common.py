@@ -93,13 +93,39 @@ def entries(x, b, h, r, cols, inside, other):
 
 
 @triton.jit
-def sees(c, b, h, i, r, cols, last, HOW: tl.constexpr):
-    """Where row i (query r) of head h sees key `cols`."""
-    seen = (cols <= i) & (i < last)
+def shown(c, b, h, r, cols, seen, HOW: tl.constexpr):
+    """What mask and bias of head h leave of what is seen; and the bias there in base 2, a plain 0 if there is none."""
+    bias = 0.0
     if HOW.mask:
         seen = seen & (entries(c.mask, b, h, r, cols, seen, 0) != 0)
     if HOW.bias:
-        seen = seen & (entries(c.bias, b, h, r, cols, seen, 0.0) != float("-inf"))
+        bias = entries(c.bias, b, h, r, cols, seen, float("-inf"))
+        seen = seen & (bias != float("-inf"))
+        bias = tl.where(seen, bias * LOG2E, 0.0)
+    return seen, bias
+
+
+@triton.jit
+def sees(c, b, h, i, r, cols, last, HOW: tl.constexpr):
+    """Where row i (query r) of head h sees key `cols`, and the bias there, as `shown` gives it."""
+    return shown(c, b, h, r, cols, (cols <= i) & (i < last), HOW)
+
+
+@triton.jit
+def selection_sees(c, b, s, i, r, cols, present, HOW: tl.constexpr):
+    """Where the selecting head of mask s sees a key; i and r [rows, 1]. A separate form sees what any head sees."""
+    if HOW.separate:
+        if HOW.last == 2:
+            last = tl.load(c.last_any + b.to(tl.int64) * c.M + cols, mask=present, other=0)
+        else:
+            last = last_rows(c, b, s, cols, present, HOW)
+        seen = (cols[None, :] <= i) & (i < last[None, :])
+        if HOW.selecting_mask:
+            seen = seen & (entries(c.selecting_mask, b, s * 0, r, cols[None, :], seen, 0) != 0)
+    else:
+        h = tl.load(c.heads + s)
+        last = last_rows(c, b, h, cols, present, HOW)
+        seen, _ = sees(c, b, h, i, r, cols[None, :], last[None, :], HOW)
     return seen
 
 
@@ -123,16 +149,8 @@ def slope(y, cap):
 
 
 @triton.jit
-def biased(c, b, h, x, r, cols, seen, HOW: tl.constexpr):
-    """Logits with the bias of head h added, where the row sees the key."""
-    if HOW.bias:
-        x += entries(c.bias, b, h, r, cols, seen, 0.0) * LOG2E
-    return x
-
-
-@triton.jit
-def logits(c, b, h, products, HOW: tl.constexpr):
-    """Of head h, from its products of queries and keys: scale and soft cap. No bias yet, which has no slope."""
+def logits(c, products, HOW: tl.constexpr):
+    """Of a head, from its products of queries and keys: scale and soft cap. No bias yet, which has no slope."""
     x = products * c.scale
     if HOW.softcap:
         x = capped(x, c.cap)
@@ -153,24 +171,14 @@ def selecting_logits(c, products, HOW: tl.constexpr):
 
 @triton.jit
 def may_select(c, b, s, i, r, cols, last, HOW: tl.constexpr):
-    """Where source row i (query r) may select a key. `last`: see `last_selecting`."""
+    """Where source row i (query r) may select a key, and the bias of its logits. `last`: see `last_selecting`."""
     allowed = spare_self((cols <= i) & (i < last), cols != i, HOW)
-    h = selecting_head(c, s, HOW)
-    if HOW.mask:
-        allowed = allowed & (entries(c.mask, b, h, r, cols, allowed, 0) != 0)
-    if HOW.bias:
-        allowed = allowed & (entries(c.bias, b, h, r, cols, allowed, 0.0) != float("-inf"))
-    return allowed
-
-
-@triton.jit
-def selecting_head(c, s, HOW: tl.constexpr):
-    """The head whose bias and mask hold for S: the selecting one; a separate form is refused where heads differ."""
-    if HOW.separate:
-        h = s * 0
-    else:
-        h = tl.load(c.heads + s)
-    return h
+    bias = 0.0
+    if not HOW.separate:
+        allowed, bias = shown(c, b, tl.load(c.heads + s), r, cols, allowed, HOW)
+    elif HOW.selecting_mask:
+        allowed = allowed & (entries(c.selecting_mask, b, s * 0, r, cols, allowed, 0) != 0)
+    return allowed, bias
 
 
 @triton.jit
@@ -191,10 +199,10 @@ def selecting_keys(c, b, s, cols, present, HOW: tl.constexpr, SIZE: tl.constexpr
 @triton.jit
 def selected(c, b, s, products, i, r, cols, last, HOW: tl.constexpr):
     """S of a tile, from the products of selecting queries and keys; i, r: its source rows."""
-    allowed = may_select(c, b, s, i, r, cols, last, HOW)
+    allowed, bias = may_select(c, b, s, i, r, cols, last, HOW)
     x = selecting_logits(c, products, HOW)
-    if not HOW.separate:
-        x = biased(c, b, selecting_head(c, s, HOW), x, r, cols, allowed, HOW)
+    if HOW.bias:
+        x += bias
     return tl.where(allowed, constrained(c, x, HOW), 0.0)
 
 

@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 from selattn.ops.backends.triton.kernels.common import (
-    biased,
     blocks_of,
     columns_at,
     columns_of,
@@ -107,9 +106,11 @@ def d_keys(
                 row = (b.to(tl.int64) * c.H + h) * c.N + r
                 mean = tl.load(delta + row, mask=inside, other=0.0)
                 norm = tl.load(lse + row, mask=inside, other=float("inf"))
-                seen = sees(c, b, h, i[None, :], r[None, :], cols[:, None], last[:, None], HOW)
-                capped = logits(c, b, h, tl.dot(k, tl.trans(q), input_precision=HOW.precision), HOW)
-                y = biased(c, b, h, capped, r[None, :], cols[:, None], seen, HOW)
+                seen, bias = sees(c, b, h, i[None, :], r[None, :], cols[:, None], last[:, None], HOW)
+                capped = logits(c, tl.dot(k, tl.trans(q), input_precision=HOW.precision), HOW)
+                y = capped
+                if HOW.bias:
+                    y += bias
                 if HOW.select:
                     y -= F
                 weights = tl.where(seen, tl.exp2(y - norm[None, :]), 0.0)
@@ -184,9 +185,11 @@ def d_queries(
                 k = load_rows(c.key, b, h // shared, cols, present, HOW.D, HOW.D_padded)
                 v = load_rows(c.value, b, h // shared, cols, present, HOW.Dv, HOW.Dv_padded)
             last = last_rows(c, b, h, cols, present, HOW)
-            seen = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
-            capped = logits(c, b, h, tl.dot(queries[x], tl.trans(k), input_precision=HOW.precision), HOW)
-            y = biased(c, b, h, capped, r[:, None], cols[None, :], seen, HOW)
+            seen, bias = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
+            capped = logits(c, tl.dot(queries[x], tl.trans(k), input_precision=HOW.precision), HOW)
+            y = capped
+            if HOW.bias:
+                y += bias
             if HOW.select:
                 y -= F
             weights = tl.exp2(y - norms[x][:, None])

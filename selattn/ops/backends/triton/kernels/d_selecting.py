@@ -30,7 +30,6 @@ import triton.language as tl
 
 from selattn.ops.backends.triton.kernels.common import (
     LOG2E,
-    biased,
     blocks_of,
     columns_at,
     columns_of,
@@ -44,10 +43,10 @@ from selattn.ops.backends.triton.kernels.common import (
     may_select,
     row_numbers,
     sees,
-    selecting_head,
     selecting_keys,
     selecting_logits,
     selecting_rows,
+    selection_sees,
     slope,
     store_rows,
 )
@@ -95,20 +94,16 @@ def d_forgetting(
             mean = tl.load(delta + row, mask=inside, other=0.0)
             norm = tl.load(lse + row, mask=inside, other=float("inf"))
             last = last_rows(c, b, h, cols, present, HOW)
-            seen = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
-            y = logits(c, b, h, tl.dot(q, tl.trans(k), input_precision=HOW.precision), HOW)
-            y = biased(c, b, h, y, r[:, None], cols[None, :], seen, HOW)
+            seen, bias = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
+            y = logits(c, tl.dot(q, tl.trans(k), input_precision=HOW.precision), HOW)
+            if HOW.bias:
+                y += bias
             weights = tl.exp2(y - F - norm[:, None])
             products = tl.dot(do, tl.trans(v), input_precision=HOW.precision)
             total += tl.where(seen, weights * (products - mean[:, None]), 0.0)
         total = -total
         if HOW.memory:
-            h = selecting_head(c, s, HOW)
-            if HOW.last == 2 and HOW.separate:
-                last = tl.load(c.last_any + b.to(tl.int64) * c.M + cols, mask=present, other=0)
-            else:
-                last = last_rows(c, b, h, cols, present, HOW)
-            seen = sees(c, b, h, i[:, None], r[:, None], cols[None, :], last[None, :], HOW)
+            seen = selection_sees(c, b, s, i[:, None], r[:, None], cols, present, HOW)
             pull = tl.load(d_memory + (b.to(tl.int64) * c.S + s) * c.N + r, mask=inside, other=0.0)
             total -= tl.where(seen & (F <= c.tau), pull[:, None] * LOG2E / c.tau, 0.0)
         to = (b.to(tl.int64) * c.S + s) * strip + r - first_block * BM
@@ -170,17 +165,16 @@ def d_selecting_keys(
             qs = selecting_rows(c, b, s, above, HOW, HOW.Ds, HOW.Ds_padded)
             x = selecting_logits(c, tl.dot(ks, tl.trans(qs), input_precision=HOW.precision), HOW)
             up = above[None, :]
-            passes = may_select(c, b, s, source[None, :], up, cols[:, None], last[:, None], HOW)
+            passes, bias = may_select(c, b, s, source[None, :], up, cols[:, None], last[:, None], HOW)
             y = x
-            if not HOW.separate:
-                y = biased(c, b, selecting_head(c, s, HOW), x, up, cols[:, None], passes, HOW)
+            if HOW.bias:
+                y = x + bias
             passes = reaches_logits(passes, y, HOW)
             d = tl.where(passes, sums, 0.0)
             if HOW.strength:
                 d *= tl.load(c.strength)
             if BIAS:
-                h = selecting_head(c, s, HOW)
-                at = ((b.to(tl.int64) * c.H + h) * c.N + up) * c.M + cols[:, None]
+                at = ((b.to(tl.int64) * c.H + tl.load(c.heads + s)) * c.N + up) * c.M + cols[:, None]
                 tl.store(d_bias + at, tl.load(d_bias + at, mask=passes, other=0.0) + d, mask=passes)
             if HOW.softcap and not HOW.separate:
                 d *= slope(x, c.cap)

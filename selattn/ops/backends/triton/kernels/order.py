@@ -11,7 +11,7 @@ multiprocessors idle.
 import triton
 import triton.language as tl
 
-from selattn.ops.backends.triton.kernels.common import NEVER, capped, load_rows
+from selattn.ops.backends.triton.kernels.common import NEVER, capped, entries, load_rows
 from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
 from selattn.ops.backends.triton.kernels.step import SELECTIVE
 
@@ -34,7 +34,11 @@ def strip_logits(c, to, first, HOW: tl.constexpr, BM: tl.constexpr, BN: tl.const
         x = tl.dot(q, tl.trans(k), input_precision=HOW.precision) * c.scale
         if HOW.softcap:
             x = capped(x, c.cap)
-        x = constrained(c, x, HOW)
+        if HOW.bias:
+            bias = entries(c.bias, b, s, r[:, None], cols[None, :], inside[:, None] & present[None, :], 0.0)
+            x = tl.where(bias == float("-inf"), 0.0, constrained(c, x + bias, HOW))
+        else:
+            x = constrained(c, x, HOW)
         row = ((b.to(tl.int64) * c.S + s) * c.strip + r - first)[:, None]
         tl.store(to + row * c.M + cols[None, :], x, mask=inside[:, None] & present[None, :])
 

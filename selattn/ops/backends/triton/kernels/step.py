@@ -86,6 +86,13 @@ def free_slot(c, b, HOW: tl.constexpr, BC: tl.constexpr):
 
 
 @triton.jit
+def bias_at(c, x, b, h, cols, slot):
+    """The bias of head h for some slots: that of the new token stands behind those of the others."""
+    at = b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head + tl.where(cols == slot, c.used, cols) * x.column
+    return tl.load(x.data + at, mask=cols < c.used, other=float("-inf"))
+
+
+@triton.jit
 def selected_slots(c, b, s, cols, slot, position, now, seen, HOW: tl.constexpr):
     """S of mask s for some slots, which the query sees where `seen`."""
     h = tl.load(c.heads + s)
@@ -100,6 +107,10 @@ def selected_slots(c, b, s, cols, slot, position, now, seen, HOW: tl.constexpr):
     if HOW.softcap and not HOW.separate:
         x = capped(x, c.cap)
     allowed = spare_first(spare_self(seen, cols != slot, HOW), position != 0, HOW)
+    if HOW.bias:
+        bias = bias_at(c, c.selecting_bias, b, h * 0 + s, cols, slot)
+        allowed = allowed & (bias != float("-inf"))
+        x += bias
     return tl.where(allowed, constrained(c, x, HOW), 0.0)
 
 
@@ -178,6 +189,8 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
         x = tl.dot(q, tl.trans(k), input_precision=HOW.precision) * c.scale
         if HOW.softcap:
             x = capped(x, c.cap)
+        if HOW.bias:
+            x += bias_at(c, c.bias, b, tl.where(real, h, 0)[:, None], cols[None, :], slot)
         if HOW.select:
             x -= f_of_slots(c, b, h, real, cols, slot, position, now, seen, HOW, ROWS, BC)
         x = tl.where(seen[None, :], x * LOG2E, float("-inf"))
@@ -190,7 +203,7 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
         top = most
     dv = tl.arange(0, HOW.Dv_padded)
     to = (row * c.H + h)[:, None] * HOW.Dv + dv[None, :]
-    found = output / total[:, None]
+    found = output / tl.where(total == 0, 1.0, total)[:, None]  # a bias can hide all slots
     takes_part = now >= 0
     if HOW.some:  # a row that sits out keeps its slots as they are, and gives zeros
         takes_part = tl.load(c.real + b) != 0
