@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from selattn.report import plot
     from selattn.report.explorer import explore
     from selattn.report.trace import trace
+    from selattn.reproduction import reproduce
     from selattn.training import train
 
 __version__ = "0.1.0"
@@ -60,6 +61,7 @@ __all__ = [
     "make_standard",
     "plot",
     "prune",
+    "reproduce",
     "selective_attention",
     "trace",
     "train",
@@ -76,6 +78,7 @@ _HOMES = {
     "explore": "selattn.report.explorer",
     "plot": "selattn.report.plot",
     "prune": "selattn.pruning",
+    "reproduce": "selattn.reproduction",
     "trace": "selattn.report.trace",
     "train": "selattn.training",
 }

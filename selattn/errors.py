@@ -30,6 +30,20 @@ class CannotWriteError(SelattnError):
         super().__init__(f"cannot write {shortened(path)}: {self.reason}" + (f"; {advice}" if advice else ""))
 
 
+class DivergedError(SelattnError):
+    """A training has ended with a loss that is no number.
+
+    Attributes:
+        step: at which that was seen.
+    """
+
+    def __init__(self, loss: float, step: int) -> None:
+        self.step = step
+        super().__init__(
+            f"the loss is {loss} at step {step}: the run has diverged; lower optimizer.lr, or raise schedule.warmup"
+        )
+
+
 def shortened(name: object, most: int = 160) -> str:
     """A name for a message: of one that is longer than any name should be, both ends."""
     text = str(name)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-import selattn
+from selattn.ops import AuxRequest, causal_attention, selective_attention
 
 TOKENS = ("<BOS>", "y=7", "x=1", "x=3", "z=5", "x=?")
 VARIABLES = ("x", "y", "z")
@@ -59,10 +59,8 @@ def compute() -> Example:
     """Run both operators on the example. Row i of S is what it adds to F: the next row of F minus its own."""
     x = torch.stack([embed(token) for token in TOKENS])
     query, key, value = ((x @ w)[None, None] for w in weights())  # [B=1, H=1, N, D]
-    standard, standard_aux = selattn.causal_attention(query, key, value, return_aux=selattn.AuxRequest(weights=True))
-    selective, aux = selattn.selective_attention(
-        query, key, value, return_aux=selattn.AuxRequest(f=True, final_f=True, weights=True)
-    )
+    standard, standard_aux = causal_attention(query, key, value, return_aux=AuxRequest(weights=True))
+    selective, aux = selective_attention(query, key, value, return_aux=AuxRequest(f=True, final_f=True, weights=True))
     assert aux.f is not None
     assert aux.final_f is not None
     assert aux.weights is not None

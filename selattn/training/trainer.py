@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from selattn.errors import SelattnError
+from selattn.errors import DivergedError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import checkpoints, folder
 from selattn.training.config import RunConfig
@@ -146,10 +146,7 @@ class SelectiveTrainer(Trainer):
         line = cast(LogLine, record)
         self._publish(line, _scalars(line))
         if not math.isfinite(values["loss"]):
-            raise SelattnError(
-                f"the loss is {values['loss']} at step {self.state.global_step}: the run has diverged; "
-                "lower optimizer.lr, or raise schedule.warmup"
-            )
+            raise DivergedError(values["loss"], self.state.global_step)
 
     def _publish(self, record: LogLine, scalars: dict[str, float]) -> None:
         """To the log, to TensorBoard, and to the user."""

@@ -1,0 +1,41 @@
+"""Table 4: selection that may mask <BOS>."""
+
+from __future__ import annotations
+
+from selattn.reproduction.experiments.model_size import DISAGREES
+from selattn.reproduction.grids import Less, Variant, by_positions, loss_table
+from selattn.reproduction.scales import Scale
+
+_PAPER = {  # d: without the constraint, with it
+    12: (2.6409, 2.6373), 14: (2.5486, 2.5483), 16: (2.4750, 2.4741), 18: (2.4153, 2.4156), 20: (2.3674, 2.3673),
+    24: (2.2909, 2.2865),
+}  # fmt: skip
+
+
+def variants(scale: Scale) -> list[Variant]:
+    """With and without the constraint."""
+    found = []
+    for positions, added in by_positions(scale).items():
+        for d in _PAPER if scale.name == "paper" else (scale.d,):
+            values = _PAPER.get(d, (None, None))
+            for name, protect, value in zip(("<BOS> can be masked", "selective"), (False, True), values, strict=True):
+                run = scale.run("selective", d=d, positions=positions, selection_protect_first=protect)
+                found.append(Variant(f"d={d}{added}", name, run, value))
+    return found
+
+
+def claims(scale: Scale) -> list[Less]:
+    """Neutral to slightly worse."""
+    rows = dict.fromkeys(each.row for each in variants(scale))
+    text = "Protecting <BOS> does no harm, and may help a little ({row})."
+    return [Less(text.format(row=row), (row, "selective"), (row, "<BOS> can be masked"), 0.0014) for row in rows]
+
+
+EXPERIMENT = loss_table(
+    name="bos-constraint",
+    paper="Table 4",
+    sentence="selection that may mask <BOS> beside selection that may not",
+    variants=variants,
+    claims=claims,
+    notes=(DISAGREES,),
+)

@@ -1,0 +1,77 @@
+"""Figure 7: selective attention beside H2O, TOVA and Window+4 at the same KV size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from selattn.report.plot import tradeoff as draw_tradeoff
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import trio
+from selattn.reproduction.verdicts import differences
+from selattn.utils.typed import to_json
+
+_CURVES = ("selective", "memory loss", *POLICIES)
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three models that are trained longest."""
+    return trio(scale, seeds)
+
+
+def evaluate(lab: Lab) -> Found:
+    """The loss of every method at the same sizes, on all documents and on long ones."""
+    found = [tradeoff(lab, seed) for seed in lab.seeds]
+    context = found[0].context
+    sizes = [context // 2**k for k in range(1, 8) if context // 2**k >= 4]
+    bases = [each.baseline for each in found if each.baseline is not None]
+    cells, at = [], {}
+    for name in _CURVES:
+        points = [curve_of(each, name).points for each in found]
+        for text in (ALL, LONG):
+            for size in sizes:
+                values = tuple(nearest_point(each, size).loss[text] for each in points)
+                at[name, text, size] = values
+                cells.append(Cell(f"loss, {size} tokens a layer, {text}", name, values))
+            factors = tuple(
+                factor_at(each, text, base.loss[text], context) for each, base in zip(points, bases, strict=True)
+            )
+            cells.append(Cell(f"times less memory at the standard loss, {text}", name, factors, digits=1))
+    for text in (ALL, LONG):
+        losses = tuple(base.loss[text] for base in bases)
+        cells.append(Cell(f"loss, {sizes[0]} tokens a layer, {text}", "standard, whole cache", losses))
+    small = min(sizes, key=lambda size: abs(size - context // 16))
+    claims = tuple(
+        Claim(
+            f"Selective attention has a better trade-off than {name}.",
+            differences(at[name, text, small], at["memory loss", text, small]),
+            f"{name}'s loss less that of selective with the memory loss, {small} tokens a layer, {text}, nats",
+        )
+        for name in POLICIES
+        for text in (ALL, LONG)
+    )
+    notes = (
+        "H2O, TOVA and Window+4 evict from the standard model with the same budget in every layer; selective models "
+        "have budgets of their own for each layer, of the same mean.",
+        "Sparse attention has to be trained: see the experiment 'sparse'.",
+    )
+    return Found(tuple(cells), claims, notes, {"tradeoff": to_json(found[0])})
+
+
+def draw(record: Reproduction) -> Figure:
+    """Loss against KV size, of the first seed; all seeds are in the table."""
+    return draw_tradeoff(record.details["tradeoff"])
+
+
+EXPERIMENT = Experiment(
+    name="comparison",
+    paper="Figure 7",
+    sentence="selective attention beside H2O, TOVA and Window+4 at the same KV size",
+    needs=needs,
+    evaluate=evaluate,
+    figure=draw,
+)

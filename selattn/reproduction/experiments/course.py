@@ -1,0 +1,31 @@
+"""How the gap develops with the number of training tokens: rotary positions, the control that matters most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selattn.reproduction.courses import course, draw_course
+from selattn.reproduction.frame import Experiment, Found, Need
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import KINDS, trio
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three models with rotary positions."""
+    return trio(scale, seeds, positions="rotary")
+
+
+def evaluate(lab: Lab) -> Found:
+    """Their losses at every evaluation."""
+    return course(lab, KINDS, "With rotary positions, too, selective attention has the smaller loss.")
+
+
+EXPERIMENT = Experiment(
+    name="course",
+    paper="open: training tokens",
+    sentence="the gap between standard and selective attention over training, with rotary positions",
+    needs=needs,
+    evaluate=evaluate,
+    figure=draw_course,
+)

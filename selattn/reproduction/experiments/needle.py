@@ -1,0 +1,126 @@
+"""Does a pruned model still copy a rare name from far back? Retrieval under budgets, which the paper does not test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selattn.errors import SelattnError
+from selattn.evaluation.curve import nearest
+from selattn.evaluation.searches import read_path
+from selattn.models.loading import Loaded, load
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.needle import Needles, NeedleScore, hide, score
+from selattn.reproduction.pruned import POLICIES, search
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import KINDS, TITLES, trio
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three models that are trained longest."""
+    return trio(scale, seeds)
+
+
+def evaluate(lab: Lab) -> Found:
+    """Names hidden far back, with whole caches and with smaller and smaller ones."""
+    context = lab.scale.context
+    distance = 400 if context == 512 else context * 9 // 16
+    sizes = [context, *(size for size in (context // 4, context // 8, context // 16) if size >= 4)]
+    scores: dict[tuple[str, int], list[NeedleScore]] = {}
+    for seed in lab.seeds:
+        needles: Needles | None = None
+        for kind in KINDS:
+            trained = lab.trained(kind, seed)
+            loaded = load(trained.model)
+            if needles is None:
+                needles = hide(_documents(lab, loaded, context), loaded.tokenizer, context, distance)
+            if kind == "standard":
+                for name, policy in POLICIES.items():
+                    for size in sizes[1:]:
+                        part = _score(lab, loaded, needles, distance, (size,) * loaded.description.layers, policy)
+                        scores.setdefault((f"standard, {name}", size), []).append(part)
+                scores.setdefault(("standard", context), []).append(_score(lab, loaded, needles, distance))
+                continue
+            path = [step.budgets for step in read_path(search(lab, trained))]
+            for size in sizes:
+                budgets = None if size == context else nearest(path, [size])[0]
+                part = _score(lab, loaded, needles, distance, budgets)
+                scores.setdefault((TITLES[kind], size), []).append(part)
+    lab.settings |= {"needles": lab.scale.needles, "distance": distance}
+    cells = []
+    for (name, size), found in scores.items():
+        row = f"{name}, {'whole cache' if size == context else f'{size} tokens a layer'}"
+        cells += [
+            Cell(row, "nats a token that the sentence is worth", tuple(each.gain for each in found)),
+            Cell(row, "loss on the name", tuple(each.loss for each in found)),
+            Cell(row, "names copied", tuple(each.right for each in found), digits=1, percent=True),
+        ]
+    return Found(tuple(cells), _claims(scores, context, sizes), _notes(distance))
+
+
+def _score(
+    lab: Lab,
+    loaded: Loaded,
+    needles: Needles,
+    distance: int,
+    budgets: tuple[int, ...] | None = None,
+    policy: str | None = None,
+) -> NeedleScore:
+    key = {"part": "needle", "model": loaded.fingerprint, "distance": distance, "count": len(needles.ids)}
+    key |= {"budgets": budgets and list(budgets), "policy": policy, "source": lab.scale.data.source}
+    return lab.part(key, NeedleScore, lambda: score(loaded.model, needles, budgets, policy))
+
+
+def _documents(lab: Lab, loaded: Loaded, context: int) -> list[list[int]]:
+    """Held-out documents that fill the context, again from the first if there are too few: names differ anyway."""
+    rows = lab.text(long=False).rows(loaded.tokenizer, context).take(None, lab.scale.search_rows)
+    full = [
+        row["input_ids"].tolist() for row in rows if "attention_mask" not in row or bool(row["attention_mask"].all())
+    ]
+    if not full:
+        raise SelattnError(f"{lab.scale.data.source} has no held-out document of {context} tokens: give longer ones")
+    return [full[number % len(full)] for number in range(lab.scale.needles)]
+
+
+def _claims(scores: dict[tuple[str, int], list[NeedleScore]], context: int, sizes: Sequence[int]) -> tuple[Claim, ...]:
+    size = sizes[-1]
+    gains = {where: tuple(each.gain for each in found) for where, found in scores.items()}
+    memory = TITLES["memory"]
+    kept = tuple(a / b if b > 0 else None for a, b in zip(gains[memory, size], gains[memory, context], strict=True))
+    return (
+        Claim(
+            "The models copy a name from far back at all, with a whole cache.",
+            gains[TITLES["selective"], context], "nats a token that the sentence is worth, selective, whole cache",
+        ),
+        Claim(
+            f"Pruned {context // size} times, the model with the memory loss still does.",
+            kept, "share of the worth that is left", than=0.5, digits=2,
+        ),
+        *(
+            Claim(
+                f"It keeps more of it than {name} does at the same size.",
+                tuple(a - b for a, b in zip(gains[memory, size], gains[f"standard, {name}", size], strict=True)),
+                "nats a token more",
+            )
+            for name in POLICIES
+        ),
+    )  # fmt: skip
+
+
+def _notes(distance: int) -> tuple[str, ...]:
+    return (
+        f"A made-up name stands in a sentence {distance} tokens before its first half is repeated; the second half is "
+        "to be predicted. The control is the same text with another second half in the sentence: what the sentence is "
+        "worth is the control's loss less the loss.",
+        "Budgets of selective models are those of the search whose mean is nearest to the size; others have the same "
+        "budget in every layer.",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="needle",
+    paper="open: retrieval under budgets",
+    sentence="whether a pruned model still copies a rare name from far back",
+    needs=needs,
+    evaluate=evaluate,
+)

@@ -1,0 +1,138 @@
+"""What an experiment is given to measure with: its trained models, the text, and a memory of what was measured."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from selattn.errors import SelattnError
+from selattn.evaluation.parts import Parts
+from selattn.evaluation.text import Text
+from selattn.reproduction.frame import Need
+from selattn.reproduction.progress import Overview
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.store import Store, Trained
+from selattn.training.config import TextData
+from selattn.utils.distributed import Team
+
+T = TypeVar("T")
+
+
+class InterruptedTraining(Exception):
+    """Ctrl-C has ended a training, with a checkpoint."""
+
+
+class Memory:
+    """What has been measured: in earlier processes, by their file, and in this one."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._found: dict[str, Any] = {}
+
+    def get(self, key: Mapping[str, Any], kind: type[T], measure: Callable[[], T]) -> T:
+        """What stands under this key, or else is measured now."""
+        name = json.dumps(dict(key), sort_keys=True)
+        if name not in self._found:
+            self._found[name] = self._parts.get(dict(key), kind, measure)
+        found: T = self._found[name]
+        return found
+
+
+class Lab:
+    """The models of an experiment at a scale.
+
+    Args:
+        scale: the size.
+        seeds: of the trainings.
+        store: where the models are.
+        needs: of the experiment, by name.
+        memory: what has been measured.
+        team: the processes that share the work.
+        overview: is told of trainings.
+        questions: a folder with the questions of the downstream tasks; None for the hub.
+        settings: `field=value` that every training has.
+    """
+
+    def __init__(
+        self,
+        scale: Scale,
+        seeds: Sequence[int],
+        store: Store,
+        needs: Mapping[str, Need],
+        memory: Memory,
+        team: Team,
+        overview: Overview,
+        questions: Path | None = None,
+        settings: Sequence[str] = (),
+    ) -> None:
+        self.scale, self.seeds, self.store, self.needs = scale, tuple(seeds), store, needs
+        self.memory, self.team, self.overview, self.questions = memory, team, overview, questions
+        self.used: dict[str, Trained] = {}
+        self.settings: dict[str, Any] = {"set": list(settings)} if settings else {}
+        self._changes = settings
+
+    def trained(self, name: str, seed: int | None = None) -> Trained:
+        """A model that was needed; `seed` completes its name."""
+        return self._trained(of_seed(name, seed), self.needs[of_seed(name, seed)])
+
+    def train(self, name: str, need: Need) -> Trained:
+        """A model that comes up on the way, such as one with budgets that were just found; trained if it is new."""
+        return self._trained(name, need.changed(self._changes))
+
+    def _trained(self, name: str, need: Need) -> Trained:
+        if name not in self.used:
+            found = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
+            if found is None:
+                raise InterruptedTraining
+            self._check_text(found)
+            self.used[name] = found
+        return self.used[name]
+
+    def losses(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
+        """The last loss of a model on a set of its run, for each seed; None where it diverged."""
+        scores = [self.trained(name, seed).score(set_name) for seed in self.seeds]
+        return tuple(None if score is None else score.loss for score in scores)
+
+    def accuracies(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
+        """The same for accuracies."""
+        scores = [self.trained(name, seed).score(set_name) for seed in self.seeds]
+        return tuple(None if score is None else score.accuracy for score in scores)
+
+    def text(self, long: bool = False) -> Text:
+        """The documents that are held out from training, one in each row."""
+        data = self.scale.data
+        return Text(data.source, layout="documents", long=long, reading=data.reading())
+
+    def part(self, key: Mapping[str, Any], kind: type[T], measure: Callable[[], T]) -> T:
+        """What was measured before under this key, or else is now; the key has all that it depends on."""
+        return self.memory.get(key, kind, measure)
+
+    def place(self, what: str, **of: Any) -> Path:
+        """A folder for work that goes on where it was, named after what it depends on."""
+        key = hashlib.blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=8).hexdigest()
+        return self.store.work / f"{what}-{key}"
+
+    def _check_text(self, found: Trained) -> None:
+        """Models of one table must have read the same text, whatever it is called."""
+        data, record = found.need.run.data, found.record
+        if record is None or not isinstance(data, TextData):
+            return
+        for other in self.used.values():
+            theirs = other.need.run.data
+            if not isinstance(theirs, TextData) or other.record is None:
+                continue
+            same = replace(theirs, context=data.context, layout=data.layout) == data
+            if same and other.record.data_checksums != record.data_checksums:
+                raise SelattnError(
+                    f"{found.folder} and {other.folder} were trained on different texts of the same name: "
+                    "begin another store with --store, and adopt the runs of one text only"
+                )
+
+
+def of_seed(name: str, seed: int | None) -> str:
+    """The name of a need with its seed."""
+    return name if seed is None else f"{name}, seed {seed}"

@@ -1,0 +1,187 @@
+"""Train what is missing, measure, and write: `reproduce("efficiency", scale="laptop", source="my.txt")`.
+
+It can be interrupted at any time, and the same call goes on: trainings from their checkpoints, searches from their last
+iteration, and what has been measured is not measured again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from selattn.errors import SelattnError
+from selattn.evaluation.parts import open_parts
+from selattn.report.figure import write_figure
+from selattn.reproduction.experiments import EXPERIMENTS, find_experiment
+from selattn.reproduction.frame import Experiment, Need, Reproduction
+from selattn.reproduction.lab import InterruptedTraining, Lab, Memory
+from selattn.reproduction.progress import Overview
+from selattn.reproduction.scales import Scale, find_scale
+from selattn.reproduction.store import Store
+from selattn.reproduction.tables import table_of
+from selattn.utils.distributed import Team
+from selattn.utils.files import write_text
+from selattn.utils.records import check_output, read_body, write_record
+
+STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
+MEASURED = "measured"  # in the store's work: what has been measured
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of an experiment.
+
+    Attributes:
+        record: its record.
+        files: that were written: the record, the table twice, the figure if there is one.
+    """
+
+    record: Reproduction
+    files: tuple[Path, ...]
+
+
+def reproduce(
+    names: str | Sequence[str],
+    scale: str = "smoke",
+    *,
+    source: str | None = None,
+    seeds: Sequence[int] | None = None,
+    store: str | Path = STORE,
+    adopt: Sequence[str | Path] = (),
+    out: str | Path = OUT,
+    settings: Sequence[str] = (),
+    questions: str | Path | None = None,
+    overview: Overview | None = None,
+) -> list[Outcome] | None:
+    """Carry out experiments; None if Ctrl-C has ended a training.
+
+    Args:
+        names: of experiments; "all" for every one that can be run at this scale.
+        scale: smoke, laptop or paper.
+        source: the text, as `selattn.data.documents` takes it; None for that of the scale.
+        seeds: of the trainings; None for those of the scale.
+        store: the folder of trained models.
+        adopt: folders with finished runs of `selattn train`, which are taken into the store first.
+        settings: `field=value` for every training, such as `machine.precision=bf16`.
+        out: where records, tables and figures go, in a folder for each scale.
+        questions: a folder with the questions of the downstream tasks; None for the hub, and made-up ones for smoke.
+        overview: is shown how trainings proceed.
+    """
+    size, overview = find_scale(scale, source), overview or Overview()
+    chosen = choose(names, size)
+    wanted = tuple(size.seeds if seeds is None else seeds)
+    check_settings(settings)
+    kept, asked = Store(store), None if questions is None else Path(questions)
+    for experiment in chosen:
+        check_output(Path(out) / size.name / f"{experiment.name}.json")
+    for folder in adopt:
+        for run, what in kept.adopt(folder).items():
+            overview.say(f"{run}: {what}")
+    try:
+        _train(all_needs(chosen, size, wanted, settings), kept, overview)
+        with contextlib.closing(Team()) as team, open_parts(kept.work / MEASURED, team) as parts:
+            found, memory = [], Memory(parts)
+            for experiment in chosen:
+                overview.say(f"measuring: {experiment.name}")
+                needs = needs_of(experiment, size, wanted, settings)
+                lab = Lab(size, wanted, kept, needs, memory, team, overview, asked, settings)
+                record = _measured(experiment, lab)
+                found.append(Outcome(record, write(experiment, record, Path(out)) if team.leads else ()))
+            return found
+    except InterruptedTraining:
+        return None
+    finally:
+        overview.end()
+
+
+def choose(names: str | Sequence[str], scale: Scale) -> list[Experiment]:
+    """The experiments that are named; one that cannot be run at a scale is refused, but left out of "all"."""
+    listed = [names] if isinstance(names, str) else list(names)
+    if listed == ["all"]:
+        return [each for each in EXPERIMENTS.values() if scale.name in each.scales]
+    chosen = [find_experiment(name) for name in dict.fromkeys(listed)]
+    for each in chosen:
+        if scale.name not in each.scales:
+            raise SelattnError(f"{each.name} cannot be run at the {scale.name} scale: choose {', '.join(each.scales)}")
+    if not chosen:
+        raise SelattnError("no experiment is named; see 'selattn reproduce --list'")
+    return chosen
+
+
+def check_settings(settings: Sequence[str]) -> None:
+    """Raise for settings that have an option of their own, or that an experiment chooses."""
+    for name, instead in (("seed=", "--seeds"), ("data.source=", "--source"), ("data.context=", "the experiments")):
+        if any(setting.startswith(name) for setting in settings):
+            raise SelattnError(f"{name}... is set by {instead}: leave it out of the settings")
+
+
+def needs_of(
+    experiment: Experiment, scale: Scale, seeds: Sequence[int], settings: Sequence[str] = ()
+) -> dict[str, Need]:
+    """The models that an experiment needs, with `field=value` set in every training."""
+    return {name: need.changed(settings) for name, need in experiment.needs(scale, seeds).items()}
+
+
+def all_needs(
+    experiments: Sequence[Experiment], scale: Scale, seeds: Sequence[int], settings: Sequence[str] = ()
+) -> dict[str, Need]:
+    """What several experiments need, each training once under the first of its names, those they begin with first."""
+    found: dict[str, tuple[str, Need]] = {}
+    for experiment in experiments:
+        for name, need in needs_of(experiment, scale, seeds, settings).items():
+            for title, each in _with_those_before(f"{experiment.name}, {name}", need):
+                found.setdefault(each.key, (title, each))
+    return dict(found.values())
+
+
+def _with_those_before(name: str, need: Need) -> Iterator[tuple[str, Need]]:
+    if need.after is not None:
+        yield from _with_those_before(f"{name}, before", need.after)
+    yield name, need
+
+
+def _train(needs: dict[str, Need], store: Store, overview: Overview) -> None:
+    missing = {name: need for name, need in needs.items() if store.find(need) is None}
+    overview.begin(missing)
+    for name, need in missing.items():
+        if store.train(need, overview.display(name, need)) is None:
+            raise InterruptedTraining
+    overview.end()
+
+
+def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
+    for name in lab.needs:
+        lab.trained(name)  # for the record, also those that the measurement reads another way
+    found = experiment.evaluate(lab)
+    return Reproduction(
+        experiment=experiment.name,
+        paper=experiment.paper,
+        sentence=experiment.sentence,
+        scale=lab.scale.name,
+        data=lab.scale.about,
+        seeds=lab.seeds,
+        cells=found.cells,
+        claims=found.claims,
+        notes=found.notes,
+        settings=lab.settings,
+        models=tuple(each.used(name) for name, each in lab.used.items()),
+        details=found.details,
+    )
+
+
+def write(experiment: Experiment, record: Reproduction, out: Path) -> tuple[Path, ...]:
+    """The record, its table in Markdown and LaTeX, and its figure; the figure is drawn from the record alone."""
+    path = out / record.scale / f"{experiment.name}.json"
+    write_record(path, record, list(record.seeds))
+    files = [path]
+    if record.cells:
+        table = table_of(record)
+        for suffix, text in ((".md", table.markdown()), (".tex", table.latex())):
+            write_text(path.with_suffix(suffix), text)
+            files.append(path.with_suffix(suffix))
+    if experiment.figure is not None:
+        figure = experiment.figure(read_body(path, Reproduction))
+        files.append(write_figure(figure, path.with_suffix(".png")))
+    return tuple(files)

@@ -1,0 +1,101 @@
+"""A record as a table: ours with its spread over the seeds, and the paper's beside it; in Markdown and LaTeX."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from selattn.reproduction.frame import Cell, Reproduction
+
+_SPECIAL = re.compile(r"([&%$#_{}])")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Texts in rows and columns.
+
+    Attributes:
+        title: above it.
+        columns: headings; the first is that of the rows' names.
+        rows: as many texts in each as there are columns.
+        notes: below it.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def markdown(self) -> str:
+        """For a page."""
+        lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
+        lines += [f"| {' | '.join(row)} |" for row in self.rows]
+        notes = [f"- {note}" for note in self.notes]
+        return "\n".join([f"**{self.title}**", "", *lines, *(["", *notes] if notes else [])]) + "\n"
+
+    def latex(self) -> str:
+        """For a paper."""
+        kinds = "l" + "c" * (len(self.columns) - 1)
+        rows = [" & ".join(map(_escaped, row)) + r" \\" for row in (self.columns, *self.rows)]
+        notes = "".join(f"% {note}\n" for note in self.notes)
+        body = "\n".join([rows[0], r"\hline", *rows[1:]])
+        return (
+            f"{notes}\\begin{{table}}[h]\n\\caption{{{_escaped(self.title)}}}\n\\begin{{center}}\n"
+            f"\\begin{{tabular}}{{{kinds}}}\n{body}\n\\end{{tabular}}\n\\end{{center}}\n\\end{{table}}\n"
+        )
+
+
+def table_of(record: Reproduction) -> Table:
+    """The cells of a record: a column for each of theirs, and one beside it where the paper has numbers."""
+    rows = list(dict.fromkeys(cell.row for cell in record.cells))
+    columns = list(dict.fromkeys(cell.column for cell in record.cells))
+    found = {(cell.row, cell.column): cell for cell in record.cells}
+    compared = {column for row, column in found if found[row, column].paper is not None}
+    headings, body = [""], []
+    for column in columns:
+        headings += [column, "paper"] if column in compared else [column]
+    for row in rows:
+        texts = [row]
+        for column in columns:
+            cell = found.get((row, column))
+            texts.append("" if cell is None else ours(cell))
+            if column in compared:
+                texts.append("" if cell is None else papers(cell))
+        body.append(tuple(texts))
+    runs = "one run" if len(record.seeds) == 1 else f"mean of {len(record.seeds)} seeds (smallest to largest)"
+    where = f"{record.scale} scale, {runs}; {record.data}"
+    return Table(f"{record.paper}: {record.sentence} ({where})", tuple(headings), tuple(body), record.notes)
+
+
+def ours(cell: Cell) -> str:
+    """The mean over the seeds, and the range where there is one."""
+    known = [value for value in cell.values if value is not None]
+    if not known:
+        return "none"
+    text = number(statistics.fmean(known), cell)
+    low, high = number(min(known), cell), number(max(known), cell)
+    missing = len(cell.values) - len(known)
+    spread = "" if low == high else f" ({low} to {high})"
+    return text + spread + (f", {missing} of {len(cell.values)} without" if missing else "")
+
+
+def papers(cell: Cell) -> str:
+    """The paper's number, with as many digits as it has there."""
+    return "" if cell.paper is None else f"{100 * cell.paper:.4g}%" if cell.percent else f"{cell.paper:g}"
+
+
+def seeds_of(cell: Cell, seeds: Sequence[int]) -> str:
+    """Every seed's own number."""
+    pairs = zip(seeds, cell.values, strict=False)
+    return ", ".join(f"{seed}: {'none' if value is None else number(value, cell)}" for seed, value in pairs)
+
+
+def number(value: float, cell: Cell) -> str:
+    """With the digits that the cell asks for."""
+    return f"{100 * value:.{cell.digits}f}%" if cell.percent else f"{value:,.{cell.digits}f}"
+
+
+def _escaped(text: str) -> str:
+    return _SPECIAL.sub(r"\\\1", text).replace("~", r"\textasciitilde{}").replace("^", r"\textasciicircum{}")

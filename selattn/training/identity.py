@@ -1,0 +1,58 @@
+"""When two runs are the same training, so that one model serves both: a key of what decides the weights and the loss.
+
+What a run is called, how often it is evaluated, logged and saved, and how it is shared out among devices is no part of
+it; nor is where its text lies, so that a run can be found again from another folder. Whether the text is the same is
+told by the checksums in the training record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from selattn.models import SelectiveConfig
+from selattn.training.config import RunConfig, TextData, current_names
+
+_WHOLE = ("optimizer", "schedule", "shrink")
+_PARTS = {"batch": ("size",), "evaluation": ("rows", "target"), "machine": ("precision",), "start": ("ramp",)}
+
+
+def training_key(run: Mapping[str, Any], after: str | None = None) -> str:
+    """The key of a run, as `RunConfig.to_dict` or a training record has it.
+
+    Args:
+        run: its settings; those that an earlier version did not have are at their defaults.
+        after: the key of the training whose model it begins with; None for new weights.
+    """
+    given = current_names(run)
+    whole = RunConfig("", TextData()).to_dict()
+    found: dict[str, Any] = {name: {**whole[name], **given.get(name, {})} for name in (*_WHOLE, *_PARTS)}
+    found = {name: {key: found[name][key] for key in _PARTS.get(name, found[name])} for name in found}
+    found |= {"data": _data(given["data"]), "model": _model(given.get("model", {}))}
+    found |= {"seed": given.get("seed", 0), "after": after}
+    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def source_name(source: str) -> str:
+    """What a text is called wherever it lies: the name of a file or folder, or the source itself."""
+    path = Path(source)
+    return path.name if path.exists() or ("/" in source and not source.startswith("hub:")) else source
+
+
+def _data(given: Mapping[str, Any]) -> dict[str, Any]:
+    if given.get("kind") != "text":
+        return dict(given)
+    found = {**dataclasses.asdict(TextData()), **given}
+    return {**found, "source": source_name(found["source"])}
+
+
+def _model(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that are not those of every model."""
+    listed = {name: list(value) if isinstance(value, list | tuple) else value for name, value in given.items()}
+    usual: dict[str, Any] = {name: getattr(SelectiveConfig, name, None) for name in listed}
+    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    return {name: value for name, value in listed.items() if value != usual[name]}

@@ -1,0 +1,55 @@
+"""Tables with the paper's numbers beside ours, and verdicts that three seeds have to agree on."""
+
+import pytest
+
+from selattn.reproduction.frame import Cell, Claim, Reproduction
+from selattn.reproduction.tables import seeds_of, table_of
+from selattn.reproduction.verdicts import differences, verdict
+
+CELLS = (
+    Cell("d=3", "standard", (4.5, 4.7, 4.6), paper=2.68),
+    Cell("d=3", "right", (0.5, None, 0.25), digits=1, percent=True),
+    Cell("d=4 & more", "standard", (None, None, None)),
+)
+RECORD = Reproduction("it", "Table 9", "what it is", "laptop", "a text", (0, 1, 2), CELLS, (), ("A note.",), {}, ())
+
+
+def test_a_table_has_the_mean_the_range_and_the_paper():
+    found = table_of(RECORD)
+    assert found.columns == ("", "standard", "paper", "right")
+    assert found.rows[0] == ("d=3", "4.600 (4.500 to 4.700)", "2.68", "37.5% (25.0% to 50.0%), 1 of 3 without")
+    assert found.rows[1] == ("d=4 & more", "none", "", "")
+    assert "| d=3 | 4.600 (4.500 to 4.700) | 2.68 |" in found.markdown()
+    assert "- A note." in found.markdown()
+    latex = found.latex()
+    assert r"d=4 \& more & none &  &  \\" in latex
+    assert r"37.5\%" in latex
+    assert seeds_of(CELLS[1], RECORD.seeds) == "0: 50.0%, 1: none, 2: 25.0%"
+
+
+@pytest.mark.parametrize(
+    ("values", "settings", "said"),
+    [
+        ((0.1, 0.12, 0.11), {}, "holds"),
+        ((-0.1, -0.12, -0.11), {}, "fails"),
+        ((0.1, -0.01, 0.11), {}, "too small to tell"),
+        ((0.05, 0.09, 0.14), {"than": 0.005}, "holds"),
+        ((0.01, 0.02, 0.4), {"than": 0.005}, "too small to tell"),  # the spread reaches the bound
+        ((0.1,), {}, "one run: points that way"),
+        ((-0.1, -0.2), {}, "2 runs: points the other way"),
+        ((-0.1, 0.2), {}, "2 runs: they disagree"),
+        ((0.1, None, 0.1), {}, "too small to tell (a seed is missing)"),
+        ((None,), {}, "not measured"),
+        ((0.1, 0.12, 0.11), {"side": "below"}, "fails"),
+        ((512.0,), {"than": 512.0, "side": "equal", "exact": True}, "holds"),
+        ((513.0,), {"than": 512.0, "side": "equal", "exact": True}, "fails"),
+    ],
+)
+def test_a_difference_needs_three_seeds_and_their_spread(values, settings, said):
+    claim = Claim("It is so.", values, "a number", **settings)
+    assert verdict(claim, "laptop") == said
+    assert claim.exact or verdict(claim, "smoke") == "not tested (smoke)"
+
+
+def test_differences_are_seed_by_seed():
+    assert differences((3.0, None, 2.0), (1.0, 1.0, None)) == (2.0, None, None)
