@@ -21,7 +21,7 @@ SCALES = ("smoke", "laptop", "paper")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Register the command with its options."""
     parser = subparsers.add_parser("reproduce", help="the paper's tables and figures by name", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, see --list")
     parser.add_argument("--all", action="store_true", help="every experiment that can be run at this scale")

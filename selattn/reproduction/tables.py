@@ -29,14 +29,14 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """For a page."""
+        """The table for a page, with its title and notes."""
         lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
         lines += [f"| {' | '.join(row)} |" for row in self.rows]
         notes = [f"- {note}" for note in self.notes]
         return "\n".join([f"**{self.title}**", "", *lines, *(["", *notes] if notes else [])]) + "\n"
 
     def latex(self) -> str:
-        """For a paper."""
+        """The table for a paper, with its title as the caption."""
         kinds = "l" + "c" * (len(self.columns) - 1)
         rows = [" & ".join(map(_escaped, row)) + r" \\" for row in (self.columns, *self.rows)]
         notes = "".join(f"% {note}\n" for note in self.notes)

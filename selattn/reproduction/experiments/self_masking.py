@@ -22,7 +22,7 @@ def variants(scale: Scale) -> list[Variant]:
 
 
 def claims(scale: Scale) -> list[Less]:
-    """Worse without it."""
+    """The loss is larger without the constraint."""
     rows = dict.fromkeys(each.row for each in variants(scale))
     text = "A token that may mask itself is worse ({row})."
     return [Less(text.format(row=row), (row, "selective"), (row, "may mask itself"), 0.0079) for row in rows]
