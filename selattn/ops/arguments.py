@@ -99,7 +99,8 @@ _TENSORS: dict[Any, _OneTensor] = {
 class Arguments:
     """The arguments that a NamedTuple becomes: its tensors, then one list of all its numbers.
 
-    One list, because an operator of many arguments is slow to call.
+    One list, because an operator of many arguments is slow to call. What has no tensor in it is the same in most calls:
+    its numbers, and what is read from them, are remembered.
 
     Attributes:
         tensors: the tensors' names, and their types in the schema.
@@ -107,16 +108,23 @@ class Arguments:
 
     def __init__(self, cls: Any, prefix: str = "") -> None:
         self.cls = cls
-        self.parts: list[_OneTensor | _Codec | Arguments] = []
         self.tensors: dict[str, str] = {}
-        for name, kind in get_type_hints(cls).items():
+        self._codecs: list[tuple[int, _Codec]] = []  # of the fields without tensors
+        self._others: list[tuple[int, _OneTensor | Arguments]] = []
+        for i, (name, kind) in enumerate(get_type_hints(cls).items()):
             part = _TENSORS.get(kind) or _CODECS.get(kind) or Arguments(kind, f"{prefix}{name}_")
-            self.parts.append(part)
             if isinstance(part, _OneTensor):
                 self.tensors[prefix + name] = part.schema
             elif isinstance(part, Arguments):
                 self.tensors |= part.tensors
-        self._plain = lru_cache(maxsize=256)(self._read)
+                if not part.tensors:
+                    part = _Codec(part._write_fields, part._read)
+            if isinstance(part, _Codec):
+                self._codecs.append((i, part))
+            else:
+                self._others.append((i, part))
+        self._numbers_of = lru_cache(maxsize=256)(self._numbers)
+        self._template_of = lru_cache(maxsize=256)(self._template)
 
     @property
     def schema(self) -> str:
@@ -126,44 +134,62 @@ class Arguments:
     def flatten(self, value: Any) -> list[Any]:
         """The operator's arguments for a value: its tensors in order, then all its numbers in one list."""
         tensors: list[Tensor | None] = []
-        numbers: list[float] = []
-        self._take_apart(value, tensors, numbers)
-        return [*tensors, numbers]
+        plain: list[Any] = []
+        self._take_apart(value, tensors, plain)
+        # The compiler looks through what is remembered, and warns of it.
+        find = self._numbers if torch.compiler.is_compiling() else self._numbers_of
+        return [*tensors, find(tuple(plain))]
 
-    def _take_apart(self, value: Any, tensors: list[Tensor | None], numbers: list[float]) -> None:
-        for each, part in zip(value, self.parts, strict=True):
+    def _take_apart(self, value: Any, tensors: list[Tensor | None], plain: list[Any]) -> None:
+        plain += [value[i] for i, _ in self._codecs]
+        for i, part in self._others:
             if isinstance(part, Arguments):
-                part._take_apart(each, tensors, numbers)
-            elif isinstance(part, _OneTensor):
-                tensors.append(each if part.encode is None else part.encode(each))
+                part._take_apart(value[i], tensors, plain)
             else:
-                part.write(each, numbers)
+                tensors.append(value[i] if part.encode is None else part.encode(value[i]))
+
+    def _numbers(self, plain: tuple[Any, ...]) -> list[float]:
+        """The numbers of the values that `_take_apart` found. Nobody changes this list."""
+        numbers: list[float] = []
+        self._write(iter(plain), numbers)
+        return numbers
+
+    def _write(self, plain: Iterator[Any], to: list[float]) -> None:
+        for _, codec in self._codecs:
+            codec.write(next(plain), to)
+        for _, part in self._others:
+            if isinstance(part, Arguments):
+                part._write(plain, to)
+
+    def _write_fields(self, value: Any, to: list[float]) -> None:
+        """The numbers of a value without tensors."""
+        for i, codec in self._codecs:
+            codec.write(value[i], to)
 
     def build(self, args: Iterable[Any]) -> Any:
         """What `flatten` took apart."""
         *tensors, numbers = args
-        return self._build(iter(tensors), iter(self._plain(tuple(numbers))))
+        return self._fill(self._template_of(tuple(numbers)), iter(tensors))
 
-    def _build(self, tensors: Iterator[Tensor | None], plain: Iterator[Any]) -> Any:
-        values = []
-        for part in self.parts:
+    def _fill(self, template: Any, tensors: Iterator[Tensor | None]) -> Any:
+        """A template with its tensors in it."""
+        values = list(template)
+        for i, part in self._others:
             if isinstance(part, Arguments):
-                values.append(part._build(tensors, plain))
-            elif isinstance(part, _OneTensor):
-                values.append(next(tensors) if part.decode is None else part.decode(next(tensors)))
+                values[i] = part._fill(values[i], tensors)
             else:
-                values.append(next(plain))
+                values[i] = next(tensors) if part.decode is None else part.decode(next(tensors))
         return self.cls(*values)
 
-    def _read(self, given: tuple[float, ...]) -> tuple[Any, ...]:
-        """The plain values of all fields, in their order."""
-        numbers = iter(given)
+    def _template(self, numbers: tuple[float, ...]) -> Any:
+        return self._read(iter(numbers))
 
-        def read(parts: list[_OneTensor | _Codec | Arguments]) -> Iterator[Any]:
-            for part in parts:
-                if isinstance(part, Arguments):
-                    yield from read(part.parts)
-                elif isinstance(part, _Codec):
-                    yield part.read(numbers)
-
-        return tuple(read(self.parts))
+    def _read(self, numbers: Iterator[float]) -> Any:
+        """The value that was written as these numbers, with None for each tensor; in the order of `_write`."""
+        values: list[Any] = [None] * (len(self._codecs) + len(self._others))
+        for i, codec in self._codecs:
+            values[i] = codec.read(numbers)
+        for i, part in self._others:
+            if isinstance(part, Arguments):
+                values[i] = part._read(numbers)
+        return self.cls(*values)

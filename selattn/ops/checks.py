@@ -55,9 +55,9 @@ def kinds(**given: Any) -> None:
 
 def optional(**given: Any) -> None:
     """The same, for what may be None."""
-    for name, value in given.items():
-        if value is not None:
-            kinds(**{name: value})
+    there = {name: value for name, value in given.items() if value is not None}
+    if there:
+        kinds(**there)
 
 
 def places(query: Tensor, **others: Tensor | None) -> None:
@@ -91,7 +91,7 @@ def tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None
             )
         if x.shape[0] != query.shape[0]:
             raise error(f"query has batch size {query.shape[0]} but {name} has {x.shape[0]}")
-        if any(size == 0 for size in x.shape[1:]):  # but a batch of 0 is a batch
+        if x.shape[1] == 0 or x.shape[2] == 0 or x.shape[3] == 0:  # but a batch of 0 is a batch
             raise error(f"{name} {list(x.shape)} is empty: attention needs at least one head, token and feature")
     if query.dtype not in DTYPES:
         raise error(f"attention takes fp32, bf16, fp16 or fp64, not {query.dtype}")

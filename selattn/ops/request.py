@@ -24,7 +24,9 @@ class AuxRequest(NamedTuple):
 
     def of(self, rules: Rules) -> AuxRequest:
         """What attention by these rules has of it: where nothing selects there is no F."""
-        return self if rules.selection is not None else self._replace(f=False, memory=False, final_f=False)
+        if rules.selection is not None or not (self.f or self.memory or self.final_f):
+            return self
+        return self._replace(f=False, memory=False, final_f=False)
 
 
 NOTHING = AuxRequest()

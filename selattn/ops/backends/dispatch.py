@@ -56,14 +56,20 @@ def attend(request: Request, backend: str | Backend) -> Attention:
         names = ("query", "key", "value", "selection_query", "selection_key")
         inputs = autocast.cast(*(getattr(request, name) for name in names))
         request = request._replace(**dict(zip(names, inputs, strict=True)))
-    request = request._replace(wanted=request.wanted.of(request.rules))
+    wanted = request.wanted.of(request.rules)
+    if wanted is not request.wanted:
+        request = request._replace(wanted=wanted)
     with autocast.off(device):
         return _attend(request, backend)
 
 
 def _attend(request: Request, backend: str | Backend) -> Attention:
-    found = find_backend(choose(request) if is_auto(backend) else backend)
-    if reason := _refusal(found, request):
+    if is_auto(backend):
+        found, reason = _choose(request)
+    else:
+        found = find_backend(backend)
+        reason = _refusal(found, request)
+    if reason is not None:
         raise _cannot(found, reason, [name for name, other in BACKENDS.items() if not _refusal(other, request)])
     result = found.attend(request)
     if request.wanted.living and result.aux.living is None:  # a backend that leaves nothing out
@@ -138,10 +144,18 @@ def choose(request: Request) -> str:
     Everything that it can do: `cpu`, the compiled kernel, the fastest at every length that was measured.
     Everything else: `chunked`, linear in memory too.
     """
+    return _choose(request)[0].name
+
+
+def _choose(request: Request) -> tuple[Backend, str | None]:
+    """The backend, and why it cannot do it after all; None if it can."""
+    found = BACKENDS["reference"]
     if request.wanted.weights or transforms.refusal(request) is not None:
-        return "reference"
+        return found, _refusal(found, request)
     if plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
-        return "sdpa"
-    if not TRITON.refusal(request) and _trusted(request.query):
-        return "triton"
-    return "cpu" if _refusal(BACKENDS["cpu"], request) is None else "chunked"
+        return BACKENDS["sdpa"], None
+    if request.query.device.type == "cuda" and not TRITON.refusal(request) and _trusted(request.query):
+        return TRITON, _refusal(TRITON, request)
+    if _refusal(BACKENDS["cpu"], request) is None:
+        return BACKENDS["cpu"], None
+    return BACKENDS["chunked"], _refusal(BACKENDS["chunked"], request)

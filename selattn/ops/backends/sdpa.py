@@ -62,9 +62,10 @@ class Sdpa(Backend):
 
 def plain_causal(request: Request) -> bool:
     """Whether this is standard attention with nothing but causality, PyTorch's own fastest case."""
-    r = request
-    limits = (r.rules.selection, r.rules.window, r.rules.pattern, r.start, r.until, r.mask, r.bias)
-    return r.offset == 0 and all(limit is None for limit in limits)
+    r, rules = request, request.rules
+    if rules.selection is not None or rules.window is not None or rules.pattern is not None or r.offset != 0:
+        return False
+    return r.start is None and r.until is None and r.mask is None and r.bias is None
 
 
 def _sdpa(request: Request, bias: Tensor | None) -> Tensor:
@@ -94,8 +95,8 @@ def _with_positive_scale(query: Tensor, scale: float) -> tuple[Tensor, float]:
 
 def _for_kernel(*tensors: Tensor) -> list[Tensor]:
     """As the CPU's kernel takes them, without a look: of one head size (zeros change nothing), and with dense rows."""
-    wide = max(x.shape[-1] for x in tensors)
-    padded = (nnf.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in tensors)
+    wide = max([x.shape[-1] for x in tensors])
+    padded = [nnf.pad(x, (0, wide - x.shape[-1])) if x.shape[-1] < wide else x for x in tensors]
     return [x if x.stride(-1) == 1 else x.contiguous() for x in padded]
 
 

@@ -12,6 +12,7 @@ Each is the other's derivative, so that both can be differentiated any number of
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -22,8 +23,13 @@ from selattn.ops.transforms import in_transform, one_by_one
 
 def finite(*tensors: Tensor | None) -> bool:
     """Whether all numbers are finite. A sum that overflows says no, too: then care is taken for nothing."""
-    exact = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    return all(bool(x.sum(dtype=exact.get(x.dtype)).isfinite()) for x in tensors if x is not None)
+    for x in tensors:
+        if x is None:
+            continue
+        exact = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else None
+        if not math.isfinite(x.sum(dtype=exact).item()):
+            return False
+    return True
 
 
 def careful_product(a: Tensor, b: Tensor, seen: Tensor) -> Tensor:
