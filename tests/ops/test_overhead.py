@@ -1,4 +1,4 @@
-"""What a call costs beside its arithmetic, counted in functions of ours that are called: a clock says nothing certain."""
+"""What a call costs beside its arithmetic, counted in calls of functions of ours: a clock says nothing certain."""
 
 import cProfile
 import pstats
