@@ -11,6 +11,7 @@ from selattn._later import import_after
 
 if TYPE_CHECKING:
     from selattn.cache import SelectiveCache
+    from selattn.conversion import convert
     from selattn.evaluation import evaluate
     from selattn.eviction import (
         H2O,
@@ -52,6 +53,7 @@ __all__ = [
     "Window",
     "__version__",
     "causal_attention",
+    "convert",
     "evaluate",
     "eviction_order",
     "explore",
@@ -74,6 +76,7 @@ _HOMES = {
     **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.eviction"),
     **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),
     "SelectiveCache": "selattn.cache",
+    "convert": "selattn.conversion",
     "evaluate": "selattn.evaluation",
     "explore": "selattn.report.explorer",
     "plot": "selattn.report.plot",

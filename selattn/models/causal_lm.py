@@ -122,7 +122,7 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
-            lm_loss=None if lm_loss is None else lm_loss.detach(),
+            lm_loss=None if lm_loss is None else lm_loss.detach().clone(),  # the Trainer scales the loss in place
             memory_loss=None if memory_loss is None else memory_loss.detach(),
             kept=None if outputs.kept is None else outputs.kept.detach(),
             f=outputs.f,

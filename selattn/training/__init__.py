@@ -9,6 +9,7 @@ course      what changes on the way: the selection strength, the budgets
 datasets    from the data settings of a run to rows
 trainer     transformers' Trainer, with what selection adds
 memory      whether a step of it can fit into the machine at all
+maker       how the model of a run comes about, and what trains it
 checkpoints which of them are whole, and which one a run goes on from
 folder      a run's folder: who may train there, and its log
 record      the lines of its log, and the record beside the trained model

@@ -8,14 +8,35 @@ The names are those of the model's config and of its `forward`, so that one dict
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets
-from selattn.models import SelectiveConfig
 from selattn.training.config import RunConfig
 from selattn.training.record import InForce
 
 
-def check_course(run: RunConfig, config: SelectiveConfig) -> None:
+class Ends(Protocol):
+    """Where a course ends: what is read of a model's config, our decoder's for example."""
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """L."""
+
+    @property
+    def selects(self) -> bool:
+        """Whether any layer does."""
+
+    @property
+    def selection_strength(self) -> float:
+        """What multiplies S at the end."""
+
+    @property
+    def budgets(self) -> Budgets | None:
+        """K_l at the end; None for no limit."""
+
+
+def check_course(run: RunConfig, config: Ends) -> None:
     """Refuse, before anything is written, a ramp or a shrinking that the model has nothing for."""
     ramp, shrink = run.start.ramp, run.shrink
     if ramp and not config.selects:
@@ -31,7 +52,7 @@ def check_course(run: RunConfig, config: SelectiveConfig) -> None:
         raise SelattnError(f"shrink.first {shrink.first} is below model.cache_budgets {last}: budgets only shrink")
 
 
-def _shrinking(run: RunConfig, config: SelectiveConfig) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shrinking(run: RunConfig, config: Ends) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The budgets of each layer at the beginning and at the end; the latter are empty if there are none."""
     layers = config.num_hidden_layers
     last = () if config.budgets is None else config.budgets.for_layers(layers)
@@ -48,7 +69,7 @@ class Course:
         config: of the model, as it is at the end.
     """
 
-    def __init__(self, run: RunConfig, config: SelectiveConfig) -> None:
+    def __init__(self, run: RunConfig, config: Ends) -> None:
         self._ramp, self._shrink = run.start.ramp, run.shrink
         self._strength, self._budgets = config.selection_strength, config.budgets
         self._first, self._last = _shrinking(run, config)

@@ -105,9 +105,11 @@ def make_display(title: str = "", console: Console | None = None) -> Display:
 
 
 def training(record: LogLine) -> str:
-    """Loss and kept fractions of a record of the training."""
-    kept = record["kept"]
-    return f"loss {record['loss']:.3f}" + (f"  kept {shares(kept)}" if kept else "")
+    """Loss and kept fractions of a record of the training; with a teacher the two parts of the loss, too."""
+    kept, apart = record["kept"], ""
+    if "kl_loss" in record:
+        apart = f"  next token {record['lm_loss']:.3f}  KL {record['kl_loss']:.3f}"
+    return f"loss {record['loss']:.3f}{apart}" + (f"  kept {shares(kept)}" if kept else "")
 
 
 def speed(record: LogLine) -> str:

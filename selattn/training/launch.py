@@ -17,18 +17,13 @@ from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from selattn.errors import FULL, CannotWriteError, SelattnError
-from selattn.models import SelectiveForCausalLM
-from selattn.models.loading import load
-from selattn.models.tokenizer import Tokenizer
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.arguments import training_arguments
 from selattn.training.config import RunConfig
-from selattn.training.course import Course, check_course
 from selattn.training.datasets import Data, prepare
 from selattn.training.display import Display
-from selattn.training.memory import check_memory
-from selattn.training.model import make_model, model_config
+from selattn.training.maker import Made, Maker, NewModels
 from selattn.training.overrides import override
 from selattn.training.record import Score, TrainingLosses, TrainingRecord
 from selattn.training.runs import find_run
@@ -74,6 +69,7 @@ def train(
     overwrite: bool = False,
     data: Data | None = None,
     display: Display | None = None,
+    maker: Maker | None = None,
 ) -> Finished:
     """Carry out a run in `folder`.
 
@@ -85,7 +81,9 @@ def train(
         overwrite: delete what is in the folder and begin anew.
         data: the rows, if they are not to be prepared from the run's settings.
         display: what is shown; None shows nothing.
+        maker: how the model comes about, and what trains it; None is a decoder of ours.
     """
+    maker = maker or NewModels()
     run = override(find_run(run) if isinstance(run, str) else run, settings)
     folder = Path(folder)
     transformers.logging.set_verbosity_error()
@@ -93,37 +91,34 @@ def train(
     args = training_arguments(run, folder)
     display = display if display is not None and args.process_index == 0 else Display()
     whole = run.to_dict()
-    defaults = RunConfig(run.name, run.data).to_dict()
+    defaults = type(run)(run.name, run.data).to_dict()
     with contextlib.closing(run_folder.Claim(folder)) as claim:
         _by_one(folder, claim.take)
         plan = _by_one(folder, lambda: run_folder.check(folder, whole, defaults, resume, overwrite))
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
-        check_memory(run, args.world_size, args.device)
-        data = data or prepare(run, _tokenizer_of(run), progress=display.shows)
+        maker.check_memory(run, args.world_size, args.device)
+        data = data or prepare(run, maker.tokenizer(run), progress=display.shows)
         set_seed(run.seed)
-        config = model_config(run, data.tokenizer)
-        check_course(run, config)
-        model = make_model(run, config)
+        made = maker.make(run, data.tokenizer)
         _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
         if plan.goes_on:
             left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
             display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
-        return _carry_out(run, model, data, args, display, Course(run, config), plan.choice.step)
+        return _carry_out(run, made, data, args, display, plan.choice.step)
 
 
 def _carry_out(
     run: RunConfig,
-    model: SelectiveForCausalLM,
+    made: Made,
     data: Data,
     args: TrainingArguments,
     display: Display,
-    course: Course,
     start: int | None,
 ) -> Finished:
     """The steps that are left, in a folder that is ready and ours."""
     folder = Path(str(args.output_dir))
-    trainer = SelectiveTrainer(run, model, data, args, display, course, start or 0)
+    trainer = made.trainer(run, made.model, data, args, display, made.course, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
     if args.process_index == 0:
@@ -159,12 +154,6 @@ def _by_one(folder: Path, act: Callable[[], _T]) -> _T:
     return Team().by_one(one_line)
 
 
-def _tokenizer_of(run: RunConfig) -> Tokenizer | None:
-    """The tokenizer of the model that is fine-tuned, if it has one."""
-    found = None if run.start.model is None else load(run.start.model)
-    return found.tokenizer if found is not None and found.reads_text else None
-
-
 def _tensorboard(folder: Path, start: int | None) -> Any:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -173,6 +162,7 @@ def _tensorboard(folder: Path, start: int | None) -> Any:
 
 def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
     """The trained model, whole or not at all, with its record."""
+    trainer.finish()
     state = trainer.accelerator.get_state_dict(trainer.model)
     if trainer.args.process_index == 0:
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)

@@ -6,6 +6,7 @@ and then kill the process, or another one. What is counted is needed in any case
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +22,28 @@ _FP32 = 4
 _COLUMNS = 2 * 8  # input_ids and labels of a token, int64
 
 
-def check_memory(run: RunConfig, devices: int, device: torch.device) -> None:
-    """Raise if a step, or an evaluation, needs more than there is."""
-    parts = {what: needed for what, needed in needs(run, devices).items() if needed > 0}
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model.
+
+    Attributes:
+        parameters: that are trained.
+        vocabulary: V.
+        layers: L.
+        hidden: d_model.
+        frozen: parameters that are not trained, of a teacher for example.
+    """
+
+    parameters: int
+    vocabulary: int
+    layers: int
+    hidden: int
+    frozen: int = 0
+
+
+def check_memory(run: RunConfig, devices: int, device: torch.device, sizes: Sizes | None = None) -> None:
+    """Raise if a step, or an evaluation, needs more than there is; without sizes the run says what they are."""
+    parts = {what: needed for what, needed in needs(run, devices, sizes).items() if needed > 0}
     total = sum(parts.values())
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
     if device.type == "cpu":  # which the processes of one machine share
@@ -36,30 +56,31 @@ def check_memory(run: RunConfig, devices: int, device: torch.device) -> None:
         )
 
 
-def needs(run: RunConfig, devices: int) -> dict[str, int]:
+def needs(run: RunConfig, devices: int, sizes: Sizes | None = None) -> dict[str, int]:
     """Bytes that each process needs at the least, under what they are for and what makes them fewer."""
-    model = _settings(run)
+    model = sizes or _sizes(run)
     micro = min(run.batch.size, run.batch.micro or -(-run.batch.size // devices))
     rows = -(-run.batch.size // devices)
     evaluated = min(run.evaluation.batch, run.evaluation.rows)
     context, width = run.data.context, 2 if run.machine.precision == "bf16" else _FP32
     shards = devices if run.machine.shard == "fsdp" else 1
     # The logits, and what enters each layer, which the backward pass needs whatever is computed again.
-    states = width * (model["vocab_size"] + model["num_hidden_layers"] * model["hidden_size"])
+    states = width * (model.vocabulary + model.layers * model.hidden)
     return {
-        "the model with its gradients and AdamW's moments; make it smaller": 4 * _FP32 * _parameters(model) // shards,
+        "the model with its gradients and AdamW's moments; make it smaller": 4 * _FP32 * model.parameters // shards,
+        "weights that are not trained; take a smaller model": _FP32 * model.frozen,
         f"the {rows:,} rows of a step; set a smaller batch.size": rows * context * _COLUMNS,
         f"{micro:,} rows of {context:,} tokens at once; make batch.micro, the rows or the model smaller": (
             micro * context * states
         ),
         f"{evaluated:,} rows of an evaluation at once; set a smaller evaluation.batch": max(
-            0, evaluated * context * width * model["vocab_size"] - micro * context * states
+            0, evaluated * context * width * model.vocabulary - micro * context * states
         ),
     }
 
 
-def _settings(run: RunConfig) -> dict[str, Any]:
-    """The sizes of the model. Not by a config, which holds a list of its layers, however many."""
+def _sizes(run: RunConfig) -> Sizes:
+    """Of the run's model. Not by a config, which holds a list of its layers, however many."""
     if run.start.model is not None:
         found = load(run.start.model).config.to_dict()
     else:
@@ -71,7 +92,7 @@ def _settings(run: RunConfig) -> dict[str, Any]:
         found["num_key_value_heads"] = found["num_attention_heads"]
     if found["intermediate_size"] is None:
         found["intermediate_size"] = 8 * found["hidden_size"] // 3
-    return found
+    return Sizes(_parameters(found), found["vocab_size"], found["num_hidden_layers"], found["hidden_size"])
 
 
 def _parameters(model: dict[str, Any]) -> int:

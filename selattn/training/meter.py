@@ -16,22 +16,30 @@ class Meter:
 
     Losses arrive as shares of a step (the Trainer divides by the labels of all micro batches and devices), so their sum
     over micro batches and devices is the step's loss. Kept fractions are weighted by tokens.
+
+    Args:
+        layers: of the model.
+        device: where the sums are.
+        kl: the share of the KL divergence (`outputs["kl_loss"]`) in the loss; None if there is none.
     """
 
-    def __init__(self, layers: int, device: torch.device) -> None:
-        # lm loss, memory term, tokens, then for each layer the kept tokens; fp64, so that sums are exact enough to
-        # be the same in any grouping that is printed.
-        self._sums = torch.zeros(3 + layers, dtype=torch.float64, device=device)
+    def __init__(self, layers: int, device: torch.device, kl: float | None = None) -> None:
+        # lm loss, memory term, tokens, for each layer the kept tokens, and KL if there is any; fp64, so that sums are
+        # exact enough to be the same in any grouping that is printed.
+        self._layers, self._kl = layers, kl
+        self._sums = torch.zeros(3 + layers + (kl is not None), dtype=torch.float64, device=device)
         self.tokens = 0  # before those in _sums
 
     def add(self, outputs: SelectiveOutput, inputs: dict[str, Tensor]) -> None:
         """One micro batch of this device."""
         zero = self._sums.new_zeros(())
         tokens = real_tokens(inputs)
-        kept = self._sums.new_full((len(self._sums) - 3,), torch.nan) if outputs.kept is None else outputs.kept
-        assert outputs.lm_loss is not None
-        parts = [outputs.lm_loss, zero if outputs.memory_loss is None else outputs.memory_loss, tokens]
-        self._sums += torch.cat([torch.stack([part.double() for part in parts]), kept.double() * tokens])
+        given = outputs.get("kept")
+        kept = self._sums.new_full((self._layers,), torch.nan) if given is None else given
+        memory = outputs.get("memory_loss")
+        parts = [outputs["lm_loss"], zero if memory is None else memory, tokens]
+        more = [] if self._kl is None else [outputs["kl_loss"].double()[None]]
+        self._sums += torch.cat([torch.stack([part.double() for part in parts]), kept.double() * tokens, *more])
 
     def gathered(self, reduce: Any) -> Tensor:
         """The sums over all devices."""
@@ -39,16 +47,20 @@ class Meter:
 
     def take(self, sums: Tensor, steps: int) -> Losses:
         """The record's values over the last `steps` steps; the sums begin anew."""
-        lm_loss, memory_loss, tokens, *kept = sums.tolist()
+        lm_loss, memory_loss, tokens, *rest = sums.tolist()
         self.tokens += int(tokens)
         self._sums.zero_()
-        return {
+        found: Losses = {
             "loss": (lm_loss + memory_loss) / steps,
             "lm_loss": lm_loss / steps,
             "memory_loss": memory_loss / steps,
-            "kept": fractions(kept, tokens),
+            "kept": fractions(rest[: self._layers], tokens),
             "tokens": self.tokens,
         }
+        if self._kl is not None:
+            found["kl_loss"] = rest[-1] / steps
+            found["loss"] += self._kl * (rest[-1] - lm_loss) / steps
+        return found
 
     def state(self, sums: Tensor) -> dict[str, Any]:
         """What a checkpoint has to keep: JSON numbers are exact."""

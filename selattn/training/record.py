@@ -32,6 +32,7 @@ class TrainingLosses:
     lm_loss: float
     memory_loss: float
     kept: list[float | None] | None = None
+    kl_loss: float | None = if_any(default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,13 +80,17 @@ class InForce(TypedDict, total=False):
 
 
 class Losses(TypedDict):
-    """Of the training since the last line: `loss` is `lm_loss` and `memory_loss` together; `tokens` are all so far."""
+    """Of the training since the last line: `loss` is `lm_loss` and `memory_loss` together; `tokens` are all so far.
+
+    With a teacher, `kl_loss` has a share in `loss`, and `lm_loss` the rest of it.
+    """
 
     loss: float
     lm_loss: float
     memory_loss: float
     kept: list[float | None] | None
     tokens: int
+    kl_loss: NotRequired[float]
 
 
 class LogLine(InForce):
@@ -96,6 +101,7 @@ class LogLine(InForce):
     loss: NotRequired[float]
     lm_loss: NotRequired[float]
     memory_loss: NotRequired[float]
+    kl_loss: NotRequired[float]
     kept: NotRequired[list[float | None] | None]
     tokens: NotRequired[int]
     grad_norm: NotRequired[float]

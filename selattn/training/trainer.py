@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from selattn.errors import DivergedError
-from selattn.models import SelectiveForCausalLM
+from selattn.models.saved import change_config
 from selattn.training import checkpoints, folder
 from selattn.training.config import RunConfig
 from selattn.training.course import Course
@@ -29,7 +29,7 @@ from selattn.training.display import Display
 from selattn.training.meter import Meter, fractions, real_tokens
 from selattn.training.record import LogLine, Score
 from selattn.training.sampling import Share, StepBatches
-from selattn.utils.files import to_disk, write_json
+from selattn.utils.files import to_disk
 from selattn.utils.typed import from_json, to_json
 
 _AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
@@ -46,17 +46,19 @@ class SelectiveTrainer(Trainer):
         display: what the user sees.
         course: what changes on the way.
         start: the step to begin at; that of the checkpoint which `train` is given, if any.
+        kl: the share of the KL divergence in the loss, where `add_loss` adds one.
     """
 
     def __init__(
         self,
         run: RunConfig,
-        model: SelectiveForCausalLM,
+        model: Any,
         data: Data,
         args: TrainingArguments,
         display: Display,
         course: Course,
         start: int = 0,
+        kl: float | None = None,
     ) -> None:
         self.run, self.data, self.display, self.start = run, data, display, start
         self.folder = Path(args.output_dir or ".")
@@ -65,7 +67,7 @@ class SelectiveTrainer(Trainer):
         model.config.use_cache = True  # the Trainer switches it off, and it would be saved so
         self.remove_callback(_progress_of(self))
         self.course = course
-        self.meter = Meter(model.config.num_hidden_layers, self.args.device)
+        self.meter = Meter(model.config.num_hidden_layers, self.args.device, kl)
         self.logged_step = start
         self.stopped = False  # by having reached the target accuracy
         self.interrupted = False
@@ -117,9 +119,14 @@ class SelectiveTrainer(Trainer):
         """The model's own loss, memory term included; what it is made of goes to the meter."""
         given = {**inputs, **self.changed(), "use_cache": False}
         loss, outputs = super().compute_loss(model, given, True, num_items_in_batch)
+        loss = self.add_loss(loss, outputs, inputs, num_items_in_batch)
         with torch.no_grad():
             self.meter.add(outputs, inputs)
         return (loss, outputs) if return_outputs else loss
+
+    def add_loss(self, loss: Tensor, outputs: Any, inputs: dict[str, Any], items: Tensor | int | None) -> Tensor:
+        """The loss with what a subclass adds to the model's own; `items` are the labels of the whole step."""
+        return loss
 
     # ---- log ----
 
@@ -214,7 +221,8 @@ class SelectiveTrainer(Trainer):
         labels, tokens, task = inputs["labels"], real_tokens(inputs), self.data.task
         correct = torch.zeros((), device=labels.device) if task is None else task.correct(outputs.logits, labels).sum()
         samples = torch.tensor(len(labels), device=labels.device)
-        kept = torch.full((layers,), torch.nan, device=labels.device) if outputs.kept is None else outputs.kept * tokens
+        found = outputs.get("kept")
+        kept = torch.full((layers,), torch.nan, device=labels.device) if found is None else found * tokens
         parts = [outputs.lm_loss, (labels[:, 1:] != -100).sum(), tokens, correct, samples]
         return torch.cat([torch.stack([part.double() for part in parts]), kept.double()])
 
@@ -254,8 +262,10 @@ class SelectiveTrainer(Trainer):
     def note_changes(self, saved: Path, step: int) -> None:
         """In the middle of its course a model that is saved is what it is now."""
         if changed := self.course.at(step):
-            config = json.loads((saved / "config.json").read_text())
-            write_json(saved / "config.json", {**config, **changed})
+            change_config(saved, changed)
+
+    def finish(self) -> None:
+        """The model as it is to be saved, when all steps are done; a subclass may have something to take off."""
 
     def interrupt(self, *_: Any) -> None:
         """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once.

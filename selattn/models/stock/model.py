@@ -203,8 +203,40 @@ class StockSelective(StockBase):
 
     def _wants_cache(self, use_cache: bool | None) -> bool:
         """Whether a pass that was given no cache makes one."""
-        recomputes = self.training and getattr(self, "is_gradient_checkpointing", False)
-        return (self.config.use_cache and not self.training and not recomputes) if use_cache is None else use_cache
+        return (self.config.use_cache and not self.training) if use_cache is None else use_cache
+
+    def states(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache_budgets: Budgets | None = None,
+        cache_policy: Policy | None = None,
+    ) -> Tensor:
+        """What `head` reads, [B, N, d_model]: a forward that makes the logits of the last token only."""
+        found: list[Tensor] = []
+        model: Any = self
+        hook = model.base_model.register_forward_hook(lambda module, args, output: found.append(output[0]))
+        try:
+            limits = {"cache_budgets": cache_budgets, "cache_policy": cache_policy}
+            self(
+                input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                use_cache=False,
+                logits_to_keep=1,
+                **limits,
+            )
+        finally:
+            hook.remove()
+        return found[0]
+
+    def head(self, states: Tensor) -> Tensor:
+        """The logits, [..., V], of some of these states."""
+        model: Any = self
+        logits: Tensor = model.get_output_embeddings()(states)
+        cap = getattr(self.config, "final_logit_softcapping", None)  # Gemma's
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def watch(self, input_ids: Tensor, weights: bool = True) -> Iterator[LayerView]:
         """F and attention weights of each layer, without budgets."""
@@ -233,6 +265,8 @@ def add_results(
         output_evictions: whether evictions are wanted.
     """
     found = [now.found[layer] for layer in sorted(now.found)]
+    if result.get("loss") is not None:
+        result["lm_loss"] = result.loss.detach().clone()  # a trainer with several processes scales the loss in place
     if now.wanted.memory:
         memory = [None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in found]
         kept = kept_fractions(memory, given, now.sequences)
@@ -240,7 +274,7 @@ def add_results(
         if result.get("loss") is not None:
             term = memory_term(kept.to(result.loss.device), now.settings.memory_epsilon)
             term = term * (share.to(term.device) if isinstance(share, Tensor) else share)
-            result["lm_loss"], result["memory_loss"] = result.loss.detach(), term.detach()
+            result["memory_loss"] = term.detach()
             if now.settings.memory_epsilon:
                 result["loss"] = result.loss + term
     if output_f:

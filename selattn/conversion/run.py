@@ -1,0 +1,228 @@
+"""A pretrained model learns to forget: training, control, table and search in one call.
+
+found = convert("llama-folder", "text.txt", "runs/forgetful")
+found.record.losses["original"], found.record.losses["after"]
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import set_seed
+
+from selattn.conversion.config import ConversionRun, conversion_run
+from selattn.conversion.record import AFTER, CONTROL, ORIGINAL, PRUNED, RECORD, UNTRAINED, Budgeted, ConversionRecord
+from selattn.conversion.student import check_teacher, make_student, original_of
+from selattn.conversion.trainer import Converter
+from selattn.errors import SelattnError
+from selattn.evaluation.batches import Batch, make_batches
+from selattn.evaluation.losses import count_tokens, log_perplexity
+from selattn.evaluation.text import Text, TextRows
+from selattn.models.loading import Loaded, load
+from selattn.models.saved import change_config
+from selattn.models.seam import LanguageModel
+from selattn.pruning import Until, parse_until, prune
+from selattn.pruning.job import Pruned, SearchProgress, silent
+from selattn.training import folder as run_folder
+from selattn.training import train
+from selattn.training.config import TextData
+from selattn.training.display import Display
+from selattn.training.launch import Finished
+from selattn.utils.distributed import Team
+from selattn.utils.records import read_body, write_record
+
+CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
+EQUAL = "original"  # until where to prune: the loss of the original
+SEARCH_ROWS = 32
+
+
+@dataclass(frozen=True)
+class Converted:
+    """How a call of `convert` ended.
+
+    Attributes:
+        folder: which every command takes as a model.
+        step: the last one taken, of the conversion or of its control.
+        record: what was measured; None if the training was interrupted, and can be resumed.
+    """
+
+    folder: Path
+    step: int
+    record: ConversionRecord | None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.record is None
+
+
+def convert(
+    model: str | Path | Loaded,
+    data: str | Path | TextData,
+    out: str | Path,
+    *,
+    settings: Sequence[str] = (),
+    control: bool = False,
+    prune: str | Sequence[str] | Until | None = None,
+    search_rows: int = SEARCH_ROWS,
+    resume: bool = False,
+    overwrite: bool = False,
+    display: Callable[[str], Display] = lambda title: Display(),
+    searching: SearchProgress = silent,
+) -> Converted:
+    """Make a pretrained model selective, train it to forget, and compare; the same call with `resume` goes on.
+
+    Args:
+        model: a stock model or one of ours that does not select, by name.
+        data: the text to train on: a source as `selattn.data.documents` takes it, or how it is read.
+        out: the folder: a training run, and afterwards a model for every command.
+        settings: `field=value` of the run, such as `schedule.steps=1000` or `conversion.epsilon=0.1`.
+        control: also train as much without selection, to compare with.
+        prune: search for budgets and put them into the model's config: "original" goes on until the loss of the
+            original is reached, and other conditions are those of `selattn.prune`.
+        search_rows: validation rows for that; the losses are those of others.
+        resume: go on from the newest whole checkpoint.
+        overwrite: delete what is in the folder and begin anew.
+        display: makes what is shown of a training, from its title.
+        searching: is told of each iteration of the search.
+    """
+    original, folder = _named(model), Path(out)
+    run = _run(original, data, settings)
+    until = _until(prune, original)
+    if run.conversion.teacher is not None:
+        check_teacher(load(run.conversion.teacher), original)
+    with contextlib.closing(Team()) as team:
+        rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
+        batches = _batches(rows, run, 0 if until is None else search_rows)
+        trainings = {folder: run} | ({folder / CONTROL_FOLDER: run.control()} if control else {})
+        done: list[Finished] = []
+        for where, each in trainings.items():
+            begins = where == folder
+            how = {"resume": resume or not begins, "overwrite": overwrite and begins}
+            done.append(train(each, where, **how, display=display(each.name), maker=Converter()))
+            if done[-1].interrupted:
+                return Converted(folder, done[-1].step, None)
+        found = _past(folder, until, control)
+        if found is None:
+            losses = _losses(run, folder, original, control, batches, team)
+            pruned = None if until is None else _search(run, folder, until, search_rows, searching, team)
+            if pruned is not None:
+                after = load(folder / run_folder.MODEL).model
+                losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, team=team)
+            found = _record(run, done[0], losses, batches, pruned, until, search_rows)
+            if team.leads:
+                write_record(folder / RECORD, found, run.seed)
+        if found.budgeted is not None and team.leads:
+            change_config(folder / run_folder.MODEL, {"cache_budgets": list(found.budgeted.budgets)})
+    return Converted(folder, done[0].step, found)
+
+
+def _named(model: str | Path | Loaded) -> Loaded:
+    name = model.name if isinstance(model, Loaded) else str(model)
+    return original_of(name)
+
+
+def _run(original: Loaded, data: str | Path | TextData, settings: Sequence[str]) -> ConversionRun:
+    """The whole configuration, with the original's fingerprint in it."""
+    text = data if isinstance(data, TextData) else str(data)
+    return conversion_run(original.name, text, original.description.context, settings, original=original.fingerprint)
+
+
+def _until(wanted: str | Sequence[str] | Until | None, original: Loaded) -> Until | None:
+    if wanted is None or isinstance(wanted, Until):
+        return wanted
+    texts = [wanted] if isinstance(wanted, str) else wanted
+    return parse_until([f"baseline={original.name}" if text == EQUAL else text for text in texts])
+
+
+def _text(run: ConversionRun) -> Text:
+    """The validation part of the text that is trained on."""
+    assert isinstance(run.data, TextData)
+    return Text(run.data.source, layout=run.data.layout, reading=run.data.reading())
+
+
+def _batches(rows: TextRows, run: ConversionRun, searched: int) -> list[Batch]:
+    """The rows that are compared on, none of which a search sees; looked at before the training, not after it."""
+    if searched:
+        longest = make_batches(rows.take(searched), run.evaluation.batch)[0].longest
+        if longest < run.data.context:
+            raise SelattnError(
+                f"the search would be on rows of at most {longest} tokens, and N is {run.data.context}: hold more of "
+                "the text out (--validation), pack its documents (--layout packed), or take a smaller --context"
+            )
+    left = max(1, min(run.evaluation.rows, len(rows) - searched))
+    return make_batches(rows.take(left, skip=searched), run.evaluation.batch)
+
+
+def _losses(
+    run: ConversionRun, folder: Path, original: Loaded, control: bool, batches: Sequence[Batch], team: Team
+) -> dict[str, float]:
+    """Of every line of the table but that of the budgets."""
+
+    def loss(model: LanguageModel) -> float:
+        return log_perplexity(model, batches, policy="none", team=team)
+
+    set_seed(run.seed)  # as at the beginning of the training: the same new form
+    found = {ORIGINAL: loss(original.model), UNTRAINED: loss(make_student(run).to(original.model.device).eval())}
+    found[AFTER] = loss(load(folder / run_folder.MODEL).model)
+    if control:
+        found[CONTROL] = loss(load(folder / CONTROL_FOLDER / run_folder.MODEL).model)
+    return found
+
+
+def _search(run: ConversionRun, folder: Path, until: Until, rows: int, progress: SearchProgress, team: Team) -> Pruned:
+    """Budgets for the converted model, found by `selattn prune` on other rows than those that are compared on."""
+    context = run.data.context
+    return prune(
+        str(folder / run_folder.MODEL),
+        _text(run),
+        until,
+        out=folder / SEARCH,
+        rows=rows,
+        report_rows=1,
+        step=max(8, context // 32),
+        lazy=True,
+        context=context,
+        batch=run.evaluation.batch,
+        progress=progress,
+        team=team,
+    )
+
+
+def _past(folder: Path, until: Until | None, control: bool) -> ConversionRecord | None:
+    """What was measured before, if that is all that is asked for now."""
+    if not (folder / RECORD).exists():
+        return None
+    found = read_body(folder / RECORD, ConversionRecord)
+    budgets = None if found.budgeted is None else found.budgeted.until
+    same = budgets == (None if until is None else until.words()) and (CONTROL in found.losses or not control)
+    return found if same else None
+
+
+def _record(
+    run: ConversionRun,
+    done: Finished,
+    losses: dict[str, float],
+    batches: Sequence[Batch],
+    pruned: Pruned | None,
+    until: Until | None,
+    rows: int,
+) -> ConversionRecord:
+    assert done.record is not None
+    budgeted = None
+    if pruned is not None and until is not None:
+        step = pruned.step
+        budgeted = Budgeted(until.words(), tuple(step.budgets), step.factor, pruned.at_floor, rows)
+    return ConversionRecord(
+        run=run.to_dict(),
+        parameters=done.record.parameters,
+        tokens=done.record.tokens,
+        rows=sum(len(batch.input_ids) for batch in batches),
+        predicted=count_tokens(batches),
+        losses=losses,
+        kept=done.record.evaluation["validation"].kept,
+        budgeted=budgeted,
+    )

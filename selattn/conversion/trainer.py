@@ -1,0 +1,122 @@
+"""The trainer of a conversion: the share of the teacher in the loss, and what is frozen at first."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainingArguments
+
+from selattn.conversion.config import ConversionRun
+from selattn.conversion.distill import kl_less_ce
+from selattn.conversion.student import is_form, make_student, merge_adapters, original_of, teacher_of
+from selattn.errors import SelattnError
+from selattn.eviction import Budgets
+from selattn.models.causal_lm import next_tokens
+from selattn.models.tokenizer import Tokenizer
+from selattn.training.config import RunConfig
+from selattn.training.course import Course, check_course
+from selattn.training.datasets import Data
+from selattn.training.display import Display
+from selattn.training.maker import Made
+from selattn.training.memory import Sizes, check_memory
+from selattn.training.trainer import SelectiveTrainer
+
+
+class ConversionTrainer(SelectiveTrainer):
+    """A `SelectiveTrainer` with a frozen teacher, of which no checkpoint knows: it is read again."""
+
+    run: ConversionRun
+
+    def __init__(
+        self,
+        run: ConversionRun,
+        model: Any,
+        data: Data,
+        args: TrainingArguments,
+        display: Display,
+        course: Course,
+        start: int = 0,
+        *,
+        teacher: Any,
+    ) -> None:
+        super().__init__(run, model, data, args, display, course, start, None if teacher is None else run.conversion.kl)
+        self.teacher = None if teacher is None else teacher.to(self.args.device)
+
+    def add_loss(self, loss: Tensor, outputs: Any, inputs: dict[str, Any], items: Tensor | int | None) -> Tensor:
+        """Of the next token's loss, the teacher takes its share: see `selattn.conversion.distill`."""
+        if self.teacher is None:
+            return loss
+        targets = next_tokens(inputs["labels"])
+        count = (targets >= 0).sum().clamp(min=1) if items is None else items
+        told = {name: inputs.get(name) for name in ("attention_mask", "position_ids")}
+        with torch.no_grad(), self.accelerator.autocast():
+            states = self.teacher.states(inputs["input_ids"], **told)
+        apart = kl_less_ce(outputs.logits, states, self.teacher.head, targets) / count
+        outputs["kl_loss"] = outputs["lm_loss"] + apart.detach()
+        # The Trainer multiplies a loss that it has divided by the labels of all processes by their number.
+        processes = self.args.world_size if items is not None and self.args.average_tokens_across_devices else 1
+        return loss + self.run.conversion.kl * processes * apart
+
+    def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        """In the first steps only the new form learns: the optimizer leaves alone what has no gradient."""
+        loss = super().training_step(model, *args, **kwargs)
+        if self.state.global_step < self.run.conversion.freeze_first:
+            for name, parameter in model.named_parameters():
+                if not is_form(name):
+                    parameter.grad = None
+        return loss
+
+    def finish(self) -> None:
+        """Adapters become part of the weights."""
+        if self.run.conversion.lora:
+            merge_adapters(self.accelerator.unwrap_model(self.model))
+
+
+@dataclass(frozen=True)
+class _Ends:
+    """What a conversion ends with: full strength, and no budgets yet."""
+
+    num_hidden_layers: int
+    selects: bool
+    selection_strength: float = 1.0
+    budgets: Budgets | None = None
+
+
+class Converter:
+    """Makes a student of a pretrained model, and the trainer with its teacher."""
+
+    def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
+        """By the model's own sizes; the teacher is there, too."""
+        original = original_of(_checked(run).start.model or "")
+        skeleton, about = original.skeleton, original.description
+        weights = sum(weight.numel() for weight in skeleton.parameters())
+        hidden = int(getattr(original.config, "hidden_size", 1))
+        check_memory(run, devices, device, Sizes(weights, about.vocab_size, about.layers, hidden, frozen=weights))
+
+    def tokenizer(self, run: RunConfig) -> Tokenizer | None:
+        """The model's own."""
+        return original_of(_checked(run).start.model or "").tokenizer
+
+    def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
+        """Student, course, and a trainer that knows the teacher."""
+        wanted = _checked(run)
+        original = original_of(wanted.start.model or "")
+        longest, context = original.description.longest, run.data.context
+        if longest is not None and longest < context:
+            raise SelattnError(
+                f"rows have {context} tokens and {original.name} has {longest} positions: give --context"
+            )
+        ends = _Ends(original.description.layers, wanted.conversion.selects)
+        check_course(wanted, ends)
+        student = make_student(wanted)
+        teacher = teacher_of(wanted, original)
+        return Made(student, Course(wanted, ends), functools.partial(ConversionTrainer, teacher=teacher))
+
+
+def _checked(run: RunConfig) -> ConversionRun:
+    assert isinstance(run, ConversionRun)
+    return run
