@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.cli.test_convert import write_checkpoint, write_tokenizer
+from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

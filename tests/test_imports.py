@@ -78,6 +78,7 @@ def test_ops_need_torch_only():
 
 def test_public_names_are_those_of_their_rooms():
     import selattn.cache
+    import selattn.conversion
     import selattn.evaluation
     import selattn.eviction
     import selattn.models
@@ -87,7 +88,7 @@ def test_public_names_are_those_of_their_rooms():
     import selattn.training
 
     homes = (selattn.ops, selattn.eviction, selattn.cache, selattn.models)
-    homes += (selattn.evaluation, selattn.pruning, selattn.training, selattn.reproduction)
+    homes += (selattn.evaluation, selattn.pruning, selattn.training, selattn.conversion, selattn.reproduction)
     assert set(selattn.__all__) <= set(dir(selattn))
     for name in set(selattn.__all__) - {"__version__", "explore", "plot", "trace"}:  # tests/report has these
         home = next(home for home in homes if hasattr(home, name))

@@ -1,58 +1,150 @@
-"""`selattn convert`: a checkpoint of another program as a model folder that every command takes.
+"""`selattn convert`: a pretrained model learns to forget.
 
-So far these are checkpoints of llama2.c: a folder with one model `.bin` and its tokenizer `tok*.bin`.
+It gets a selecting form of its own and is trained to stay near the original while it needs fewer tokens; the folder is
+a model for every command. Ctrl-C stops it, --resume goes on; under torchrun the same command trains on many devices.
 """
 
 import argparse
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
+from selattn.cli._text import READING, SOURCES, add_reading_options, check_reading
 from selattn.errors import SelattnError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selattn.conversion import Converted
+
+# Options that stand for a field of the run.
+FIELDS = {
+    "steps": "schedule.steps",
+    "lr": "optimizer.lr",
+    "epsilon": "conversion.epsilon",
+    "tau": "conversion.tau",
+    "masks": "conversion.masks",
+    "freeze_first": "conversion.freeze_first",
+    "lora": "conversion.lora",
+    "teacher": "conversion.teacher",
+    "seed": "seed",
+}
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Add `selattn convert` and its options to the command line."""
-    parser = subparsers.add_parser("convert", help="take over a llama2.c checkpoint", description=__doc__)
-    parser.add_argument("source", type=_options.path, metavar="FOLDER", help="with the checkpoint and its tok*.bin")
-    parser.add_argument("out", type=_options.path, metavar="OUT", help="the model folder to make")
+    """Register the command."""
+    parser = subparsers.add_parser("convert", help="teach a pretrained model to forget", description=__doc__)
+    parser.add_argument("model", metavar="MODEL", help="a stock model, or one of ours, that does not select")
+    parser.add_argument("--data", required=True, metavar="TEXT", help=f"what to train on: {SOURCES}")
+    parser.add_argument("--out", required=True, type=_options.path, metavar="FOLDER", help="of the run and its model")
+    parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="of training (default: 400)")
+    parser.add_argument("--lr", type=_options.at_least_0, help="the peak of the learning rate (default: 5e-4)")
+    parser.add_argument("--epsilon", type=_options.at_least_0, help="weight of the memory loss (default: 0.3)")
+    parser.add_argument("--tau", type=_options.at_least_0, help="the clamp of M in it (default: 8)")
+    parser.add_argument("--masks", type=_options.whole(1), metavar="S", help="default: one for each key-value head")
     parser.add_argument(
-        "--attention", default="standard", help="kind of attention (default: standard, what was trained)"
+        "--freeze-first", type=_options.whole(0), metavar="STEPS", help="in these only the new form learns (default: 0)"
     )
+    parser.add_argument("--lora", type=_options.whole(1), metavar="RANK", help="train adapters (default: all weights)")
+    parser.add_argument("--teacher", type=_options.name, metavar="MODEL", help="to stay near (default: the original)")
+    parser.add_argument("--control", action="store_true", help="also train as much without selection, to compare")
+    parser.add_argument(
+        "--prune",
+        nargs="?",
+        const="original",
+        metavar="WHAT",
+        help="then search for budgets, as 'selattn prune --until WHAT' does (default: the loss of the original)",
+    )
+    parser.add_argument("--layout", help="documents, one in each row (default), or packed")
+    parser.add_argument(
+        "--context", type=_options.whole(2), metavar="N", help="tokens of a row (default: the model's, at most 512)"
+    )
+    add_reading_options(parser)
+    parser.add_argument("--seed", type=_options.seed, help="of the new weights and of the order of rows (default: 0)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="another setting, such as batch.micro=1"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and begin anew")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the model folder and print where it is; the exit code."""
-    from selattn.utils.records import check_new_folder
+    """Convert with a bar, and show the table."""
+    if args.resume and args.overwrite:
+        raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
+    check_reading(args, [args.data])
+    _options.fill(args, {**READING, "layout": "documents"})
+    from rich.console import Console
 
-    if not args.source.is_dir():
-        raise SelattnError(f"there is no folder {args.source}: give the one with the checkpoint")
+    from selattn.cli.main import INTERRUPTED
+    from selattn.conversion import convert
+    from selattn.conversion.config import CONTEXT
+    from selattn.models.loading import load
+    from selattn.pruning.display import SearchDisplay
+    from selattn.training.config import TextData
+    from selattn.training.display import make_display
+    from selattn.training.launch import resume_command
+    from selattn.utils.distributed import leads
 
-    from transformers.utils import logging
-
-    from selattn.models import from_llama2c
-    from selattn.models.llama2c import llama2c_files
-    from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
-    from selattn.models.sentencepiece import from_sentencepiece
-    from selattn.models.tokenizer import Tokenizer
-    from selattn.utils.folders import folders_for, make_folder
-
-    checkpoint, pieces = llama2c_files(args.source)
-    check_new_folder(args.out)
-    logging.disable_progress_bar()
-    tokenizer = Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(pieces), str(pieces)))
-
-    def fill(part: Path) -> None:
-        model = from_llama2c(checkpoint, args.attention, pad_token_id=tokenizer.pad_id)
-        if model.config.vocab_size != tokenizer.vocab_size:
-            raise SelattnError(
-                f"{checkpoint.name} has {model.config.vocab_size} tokens and {pieces.name} {tokenizer.vocab_size}: "
-                "they do not belong together"
-            )
-        tokenizer.save_pretrained(part)
-        model.save_pretrained(part)
-
-    with folders_for(args.out.parent):
-        make_folder(args.out, fill)
-    print(f"{checkpoint} is now the model {args.out}")
+    given = [f"{field}={getattr(args, name)}" for name, field in FIELDS.items() if getattr(args, name) is not None]
+    fields = [setting.partition("=")[0] for setting in (*given, *args.set)]
+    twice = next((field for field in fields if fields.count(field) > 1), None)
+    if twice is not None:
+        raise SelattnError(f"{twice} is given twice: give it once")
+    context = args.context or min(CONTEXT, load(args.model).description.context)
+    reading = {name: getattr(args, name) for name in (*READING, "layout")}
+    console = Console(stderr=True, highlight=False, quiet=not leads())
+    search = SearchDisplay(console)
+    try:
+        found = convert(
+            args.model,
+            TextData(source=args.data, context=context, **reading),
+            args.out,
+            settings=[*given, *args.set],
+            control=args.control,
+            prune=args.prune,
+            resume=args.resume,
+            overwrite=args.overwrite,
+            display=make_display,
+            searching=search,
+        )
+    except KeyboardInterrupt:
+        search.close()
+        console.print(f"stopped; go on with:\n  {resume_command()}", soft_wrap=True)
+        return INTERRUPTED
+    finally:
+        search.close()
+    if found.interrupted:
+        console.print(
+            f"stopped at step {found.step:,} with a checkpoint; go on with:\n  {resume_command()}", soft_wrap=True
+        )
+        return INTERRUPTED
+    if leads():
+        show(found, Console(highlight=False))
     return 0
+
+
+def show(found: "Converted", console: "Console") -> None:
+    """The losses side by side, and where the model is."""
+    import math
+
+    from rich.table import Table
+
+    from selattn.conversion.record import LINES, ORIGINAL
+    from selattn.training.display import shares
+
+    record = found.record
+    assert record is not None
+    table = Table("", "loss", "perplexity", "above the original")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for key, line in LINES.items():
+        if key in record.losses:
+            loss = record.losses[key]
+            table.add_row(line, f"{loss:.4f}", f"{math.exp(loss):.3f}", f"{loss - record.losses[ORIGINAL]:+.4f}")
+    console.print(table)
+    if record.kept:
+        console.print(f"kept by layer, of all tokens: {shares(record.kept)}")
+    if record.budgeted is not None:
+        told = record.budgeted
+        console.print(f"[bold]{told.memory_factor:.2f} times less memory[/]: K = {list(told.budgets)}, in its config")
+    console.print(f"{record.tokens:,} tokens; {record.rows:,} other rows compared; the model is {found.folder}")

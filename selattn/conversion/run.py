@@ -101,8 +101,16 @@ def convert(
         done: list[Finished] = []
         for where, each in trainings.items():
             begins = where == folder
-            how = {"resume": resume or not begins, "overwrite": overwrite and begins}
-            done.append(train(each, where, **how, display=display(each.name), maker=Converter()))
+            done.append(
+                train(
+                    each,
+                    where,
+                    resume=resume or not begins,
+                    overwrite=overwrite and begins,
+                    display=display(each.name),
+                    maker=Converter(),
+                )
+            )
             if done[-1].interrupted:
                 return Converted(folder, done[-1].step, None)
         found = _past(folder, until, control)

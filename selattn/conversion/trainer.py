@@ -44,7 +44,7 @@ class ConversionTrainer(SelectiveTrainer):
         teacher: Any,
     ) -> None:
         super().__init__(run, model, data, args, display, course, start, None if teacher is None else run.conversion.kl)
-        self.teacher = None if teacher is None else teacher.to(self.args.device)
+        self.teacher: Any = None if teacher is None else teacher.to(self.args.device)
 
     def add_loss(self, loss: Tensor, outputs: Any, inputs: dict[str, Any], items: Tensor | int | None) -> Tensor:
         """Of the next token's loss, the teacher takes its share: see `selattn.conversion.distill`."""
@@ -55,11 +55,17 @@ class ConversionTrainer(SelectiveTrainer):
         told = {name: inputs.get(name) for name in ("attention_mask", "position_ids")}
         with torch.no_grad(), self.accelerator.autocast():
             states = self.teacher.states(inputs["input_ids"], **told)
-        apart = kl_less_ce(outputs.logits, states, self.teacher.head, targets) / count
+        apart = kl_less_ce(outputs.logits, states, self._head, targets) / count
         outputs["kl_loss"] = outputs["lm_loss"] + apart.detach()
         # The Trainer multiplies a loss that it has divided by the labels of all processes by their number.
         processes = self.args.world_size if items is not None and self.args.average_tokens_across_devices else 1
         return loss + self.run.conversion.kl * processes * apart
+
+    def _head(self, states: Tensor) -> Tensor:
+        """The teacher's logits of some of its states, in the precision of the run."""
+        with self.accelerator.autocast():
+            found: Tensor = self.teacher.head(states)
+        return found
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """In the first steps only the new form learns: the optimizer leaves alone what has no gradient."""

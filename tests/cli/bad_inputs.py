@@ -12,6 +12,8 @@ PRUNE = f"prune model {TEXT} --report-rows 5 --step 4 --batch 2 --out new"
 ENOUGH = f"{PRUNE} --until factor=1.1"
 BUILD = "data build text.txt --validation 0.5"
 RUN = "train parity-small-selective --out new"
+CONVERT = "convert llama --data text.txt --validation 0.8 --context 32"
+LEARN = "--data text.txt --validation 0.8 --context 32 --out new"
 
 _TABLE = {
     "the command itself": [
@@ -330,7 +332,6 @@ _TABLE = {
         ("study synthetic --out socket.json", "socket.json is not a folder"),
         ("seeds curve-0.json curve-1.json --record socket.json", "cannot write socket.json: it is no ordinary file"),
         ("seeds curve-0.json curve-1.json --record new.json --figure socket.png", "cannot write socket.png: it is no"),
-        ("convert llama socket.json", "socket.json exists already"),
         ("explore model --text short.txt --out socket.html", "cannot write socket.html: it is no ordinary file"),
     ],
     "seeds": [
@@ -430,19 +431,37 @@ _TABLE = {
         ("explore model --tokens 1 --out new.html", "--tokens must be at least 2"),
     ],
     "convert": [
-        ("convert nowhere new", "there is no folder nowhere"),
-        ("convert text.txt new", "there is no folder text.txt"),
-        ("convert model new", "model has 0 model .bin and 0 tok*.bin"),
-        ("convert llama model", "model exists already"),
-        ("convert llama .", ". exists already"),
-        ("convert llama ''", "OUT must not be empty"),
-        ("convert llama text.txt/new", "text.txt is not a folder"),
-        (f"convert llama {LONG}", "File name too long"),
-        (f"convert {LONG} new", "File name too long"),
-        ("convert llama new --attention selektive", "did you mean 'selective'?"),
-        ("convert llama new --attention local:0", "must be at least 1"),
-        ("convert cut new", "not a whole"),
-        ("convert cut deep/new", "not a whole"),
+        ("convert", "the following arguments are required: MODEL, --data, --out"),
+        ("convert llama new", "the following arguments are required: --data, --out"),
+        (f"{CONVERT} --out new another", "unrecognized arguments: another"),
+        (f"{CONVERT} --out ''", "--out must not be empty"),
+        (f"convert nowhere {LEARN}", "there is no model nowhere"),
+        (f"convert model {LEARN}", "model is selective already"),
+        (f"convert cut {LEARN}", "not a whole"),
+        (f"convert {LONG} {LEARN}", "File name too long"),
+        (f"{CONVERT} --out text.txt", "text.txt is not empty and has no run in it"),
+        (f"{CONVERT} --out text.txt/new", "text.txt"),
+        (f"{CONVERT} --out model", "model is not empty and has no run in it"),
+        (
+            f"{CONVERT} --out new --teacher other",
+            "the teacher other has another vocabulary (290 tokens) than llama (273)",
+        ),
+        (f"{CONVERT} --out new --teacher nowhere", "there is no model nowhere"),
+        ("convert llama --data short.txt --validation 0.5 --context 3000 --out new", "smaller than one context"),
+        ("convert llama --data nowhere.txt --out new", "no such file or folder: nowhere.txt"),
+        (f"{CONVERT} --out new --steps 0", "--steps must be at least 1, not 0"),
+        (f"{CONVERT} --out new --epsilon -1", "--epsilon must be a finite number of at least 0"),
+        (f"{CONVERT} --out new --tau 0", "conversion.tau must be a finite number above 0"),
+        (f"{CONVERT} --out new --masks 3", "3 masks cannot be shared out among 4 heads"),
+        (f"{CONVERT} --out new --lora 0", "--lora must be at least 1"),
+        (f"{CONVERT} --out new --freeze-first 500", "conversion.freeze_first is longer than the run"),
+        (f"{CONVERT} --out new --lr 1 optimizer.lr=2", "optimizer.lr is given twice"),
+        (f"{CONVERT} --out new --column body", "--column would change nothing: text.txt has no use for it"),
+        (f"{CONVERT} --out new --layout scrolls", "unknown layout 'scrolls': choose documents or packed"),
+        (f"{CONVERT} --out new --prune factr=2", "unknown condition 'factr=2'; did you mean factor=X?"),
+        (f"{CONVERT} --out new --resume --overwrite", "give one of them"),
+        (f"{CONVERT} --out new model.backend=cpu", "model.backend would change nothing"),
+        (f"{CONVERT} --out new batch.size=1000000000", "GB are free"),
     ],
 }
 

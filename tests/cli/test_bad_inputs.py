@@ -10,9 +10,9 @@ import pytest
 
 from selattn.cli.main import COMMANDS, main
 from tests.cli.bad_inputs import CASES, HUGE, NAMES
-from tests.cli.test_convert import write_checkpoint, write_tokenizer
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
+from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 from tests.models.tiny import tiny
 
 MEASURED = {"command": "selattn", "date": "today", "seed": 0, "versions": {}, "machine": {}}

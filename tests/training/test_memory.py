@@ -66,7 +66,7 @@ def test_what_is_counted_is_needed(name):
     """No more parameters than the model has, and not far fewer."""
     run = find_run(name)
     exact = sum(parameters_by_part(skeleton(model_config(run))).values())
-    assert exact / 2 < memory._parameters(memory._settings(run)) <= exact
+    assert exact / 2 < memory._sizes(run).parameters <= exact
 
 
 def test_a_step_holds_at_least_what_is_counted():

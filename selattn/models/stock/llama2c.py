@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from selattn.errors import SelattnError
 from selattn.models.llama2c import from_llama2c, llama2c_files
 from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
 from selattn.models.sentencepiece import from_sentencepiece
@@ -54,9 +55,15 @@ class Llama2cFormat(StockFormat):
         return True
 
     def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
-        """Converted from llama2.c's own format."""
-        file = llama2c_files(folder)[1]
-        return Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(file), str(file)), file)
+        """Converted from llama2.c's own format; it must have as many tokens as its model."""
+        checkpoint, file = llama2c_files(folder)
+        found = Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(file), str(file)), file)
+        if found.vocab_size != vocab_size:
+            raise SelattnError(
+                f"{checkpoint.name} has {vocab_size} tokens and {file.name} {found.vocab_size}: "
+                "they do not belong together"
+            )
+        return found
 
     def files(self, folder: Path) -> list[Path]:
         """The checkpoint: it has weights and sizes."""

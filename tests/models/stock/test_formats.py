@@ -9,8 +9,8 @@ from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets
 from selattn.models.loading import load
-from tests.cli.test_convert import write_checkpoint, write_tokenizer
 from tests.models.stock.families import tiny, tokens
+from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -1,0 +1,216 @@
+"""A stock model becomes a selective one: what is trained, what is compared, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from selattn.cli.main import main
+from selattn.conversion import ConversionRun, conversion_run, convert
+from selattn.conversion.config import Conversion
+from selattn.conversion.student import make_student
+from selattn.errors import SelattnError
+from selattn.evaluation import log_perplexity, make_batches
+from selattn.evaluation.text import Text
+from selattn.models.loading import load
+from selattn.training.config import Start, TextData
+from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
+from tests.evaluation.folders import model_folder
+
+
+def read(folder):
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def test_the_folder_is_a_selective_model(world):
+    found = load(world / "whole")
+    assert found.description.selects
+    assert found.model.settings.strength == 1.0
+    assert (found.model.settings.memory_epsilon, found.model.settings.memory_tau) == (0.3, 8.0)
+    form = found.model.model.layers[0].self_attn.selecting_form
+    assert form.masks == 2  # one for each key-value head
+    assert form.context == CONTEXT
+    assert (
+        main(["generate", str(world / "whole"), "--prompt", "the cat", "--max-new-tokens", "3", "--budgets", "4"]) == 0
+    )
+
+
+def test_the_log_has_the_losses_that_matter(world):
+    for line in lines(world / "whole"):
+        if "loss" in line:
+            want = 0.5 * line["lm_loss"] + 0.5 * line["kl_loss"] + line["memory_loss"]
+            assert line["loss"] == pytest.approx(want, rel=1e-9)
+            assert line["kl_loss"] >= 0
+    strengths = [line["selection_strength"] for line in lines(world / "whole") if "loss" in line]
+    assert strengths == [0.25, 0.75, 1.0, 1.0]
+
+
+def test_a_checkpoint_on_the_way_has_the_strength_of_its_step(world, tmp_path):
+    """It is a model, too."""
+    from tests.conversion.test_resume import Interrupt
+
+    go(world, tmp_path / "run", display=lambda title: Interrupt(3))
+    checkpoint = next((tmp_path / "run").glob("checkpoint-*"))
+    step = int(checkpoint.name.rpartition("-")[2])
+    assert load(checkpoint).model.settings.strength == step / 4
+
+
+def test_only_the_form_learns_at_first(world, tmp_path):
+    """With `freeze_first` as long as the run the trunk stays as it was, bit for bit."""
+    go(world, tmp_path / "run", "conversion.freeze_first=8")
+    frozen, free, before = read(tmp_path / "run"), read(world / "whole"), load_file(world / "llama/model.safetensors")
+    assert all(torch.equal(frozen[name], before[name]) for name in before)
+    assert not all(torch.equal(free[name], before[name]) for name in before)
+    forms = [name for name in frozen if "selecting_form" in name]
+    assert any(not torch.equal(frozen[name], read_first(world)[name]) for name in forms)
+
+
+def read_first(world):
+    torch.manual_seed(0)
+    run = ConversionRun("x", data=text_of(world), start=Start(str(world / "llama")))
+    return make_student(run).state_dict()
+
+
+def test_the_first_bias_follows_the_context(world):
+    assert read_first(world)["model.layers.0.self_attn.selecting_form.bias"].tolist() == pytest.approx(
+        [2.5 / CONTEXT] * 2
+    )
+
+
+def test_the_table_is_what_the_models_have(world):
+    record = json.loads((world / "whole" / "conversion.json").read_text())
+    original = load(world / "llama")
+    data = text_of(world)
+    rows = Text(data.source, reading=data.reading()).rows(original.tokenizer, CONTEXT).take(6)
+    for name, model in (("original", original), ("after", load(world / "whole"))):
+        assert record["losses"][name] == pytest.approx(log_perplexity(model.model, make_batches(rows, 3)), rel=1e-6)
+    assert record["losses"]["untrained"] != record["losses"]["after"]
+    assert record["tokens"] > 0
+    assert "control" not in record["losses"]
+
+
+def test_rows_are_counted_before_the_training(world, tmp_path):
+    """Of 20 rows none would be left to compare on."""
+    with pytest.raises(SelattnError, match="ask for fewer, give more text"):
+        go(world, tmp_path / "run", prune="factor=1.5", search_rows=100)
+    assert not (tmp_path / "run").exists()
+
+
+def test_budgets_and_control_in_one_call(world, tmp_path):
+    found = go(world, tmp_path / "run", control=True, prune=["factor=1.5"], search_rows=8)
+    record = found.record
+    assert set(record.losses) == {"original", "untrained", "after", "control", "pruned"}
+    assert record.budgeted.memory_factor >= 1.5
+    saved = load(tmp_path / "run")
+    assert saved.description.budgets.to_json() == list(record.budgeted.budgets)
+    control = load(tmp_path / "run" / "control")
+    assert not control.description.selects
+    ids = torch.randint(3, 300, (1, CONTEXT))
+    whole, pruned = (saved.model(ids, cache_policy=policy).logits for policy in ("none", None))
+    assert not torch.equal(whole, pruned)
+    again = go(world, tmp_path / "run", control=True, prune=["factor=1.5"], search_rows=8, resume=True)
+    assert again.record == record
+
+
+def test_adapters_become_weights(world, tmp_path):
+    """LoRA: the trunk's matrices change by a product of the rank, and nothing of the adapters is saved."""
+    go(world, tmp_path / "run", "conversion.lora=1", "conversion.freeze_first=0", "optimizer.lr=0.05")
+    after, before = read(tmp_path / "run"), load_file(world / "llama/model.safetensors")
+    assert set(before) <= set(after)
+    assert not any("lora" in name for name in after)
+    assert torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])
+    name = "model.layers.1.mlp.up_proj.weight"
+    change = torch.linalg.svdvals((after[name] - before[name]).double())
+    assert change[0] > 1e-3
+    assert change[1] < 1e-5
+    assert load(tmp_path / "run").description.selects
+
+
+def test_a_teacher_of_the_same_vocabulary(world, tmp_path):
+    llama_folder(tmp_path / "teacher", seed=5)
+    found = go(world, tmp_path / "run", f"conversion.teacher={tmp_path / 'teacher'}", "conversion.kl=1")
+    ours = [line["kl_loss"] for line in lines(found.folder) if "loss" in line]
+    theirs = [line["kl_loss"] for line in lines(world / "whole") if "loss" in line]
+    assert min(ours) > max(theirs)  # a stranger to it
+
+
+def test_packed_rows_and_bf16(world, tmp_path):
+    data = text_of(world, layout="packed")
+    found = convert(world / "llama", data, tmp_path / "run", settings=[*SHORT, "machine.precision=bf16"])
+    kl = [line["kl_loss"] for line in lines(found.folder) if "loss" in line]
+    assert all(0 <= value < 1 for value in kl)
+    assert kl[0] < 0.01  # at first the student is the teacher, rounding and all
+
+
+@pytest.mark.slow
+def test_micro_batches_change_nothing(world, tmp_path):
+    """Of what is learned, beyond rounding; the losses in the log are those of whole steps."""
+    go(world, tmp_path / "run", "batch.micro=4")
+    ours, theirs = read(tmp_path / "run"), read(world / "whole")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=2e-4)
+    for one, other in zip(lines(tmp_path / "run"), lines(world / "whole"), strict=True):
+        if "loss" in one:
+            assert one["kl_loss"] == pytest.approx(other["kl_loss"], rel=1e-2, abs=1e-5)
+
+
+def test_what_is_selective_already(world, tmp_path):
+    with pytest.raises(SelattnError, match="is selective already"):
+        convert(world / "whole", text_of(world), tmp_path / "run")
+    model_folder(tmp_path / "ours")
+    with pytest.raises(SelattnError, match="is selective already"):
+        convert(tmp_path / "ours", text_of(world), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_teacher_of_another_vocabulary(world, tmp_path):
+    llama_folder(tmp_path / "teacher", size=290)
+    with pytest.raises(SelattnError, match=r"the teacher .* has another vocabulary \(290 tokens\)"):
+        go(world, tmp_path / "run", f"conversion.teacher={tmp_path / 'teacher'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_text_shorter_than_a_context(world, tmp_path):
+    (tmp_path / "short.txt").write_text("the cat\n\nsat\n\non a mat\n\nand saw\n")
+    data = TextData(source=str(tmp_path / "short.txt"), validation=0.5, context=CONTEXT)
+    with pytest.raises(SelattnError, match="smaller than one context"):
+        convert(world / "llama", data, tmp_path / "run", settings=SHORT)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["conversion.tau=0"], "conversion.tau must be a finite number above 0"),
+        (["conversion.epsilon=-1"], "conversion.epsilon must be a finite number of at least 0"),
+        (["conversion.kl=2"], r"conversion.kl is a share, in \[0, 1\]"),
+        (["conversion.masks=0"], "conversion.masks must be at least 1"),
+        (["conversion.masks=3"], "3 masks cannot be shared out among 4 heads"),
+        (["conversion.kl=0", "conversion.teacher=x"], "conversion.teacher would change nothing"),
+        (["conversion.freeze_first=9"], "conversion.freeze_first is longer than the run"),
+        (["start.ramp=9"], "start.ramp is longer than the run"),
+        (["model.backend=cpu"], "model.backend would change nothing"),
+        (["shrink.steps=3"], "shrink would change nothing"),
+        (["data.tokenizer=x"], "data.tokenizer would change nothing"),
+        (["machine.shard=fsdp"], "machine.shard"),
+        (["conversion.epsilom=1"], "did you mean 'conversion.epsilon'?"),
+    ],
+)
+def test_settings_that_are_refused(world, tmp_path, settings, says):
+    with pytest.raises(SelattnError, match=says):
+        go(world, tmp_path / "run", *settings)
+    assert not (tmp_path / "run").exists()
+
+
+def test_ramp_and_warm_up_follow_the_steps(world):
+    run = conversion_run(str(world / "llama"), "embedded", 64, ["schedule.steps=1000"])
+    assert (run.start.ramp, run.schedule.warmup, run.data.context) == (500, 50, 64)
+    run = conversion_run(str(world / "llama"), "embedded", 4096, ["schedule.steps=1000", "start.ramp=7"])
+    assert (run.start.ramp, run.data.context) == (7, 512)
+    control = run.control()
+    assert (control.start.ramp, control.conversion) == (0, Conversion(selects=False, epsilon=0.0))

@@ -1,0 +1,116 @@
+"""A conversion that is interrupted and resumed, in whatever way, ends with the model of one that was not."""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from selattn.cli.main import main
+from selattn.errors import SelattnError
+from selattn.training import checkpoints, folder
+from selattn.training.display import Display
+from tests.conversion.killed import resumed
+from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
+from tests.training.killed import FORK
+from tests.training.tiny import same_run
+
+
+class Interrupt(Display):
+    """Presses Ctrl-C in the middle of a step."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def step(self, step):
+        if step == self.at - 1:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("at", [2, 6])
+def test_interrupted_and_resumed_is_uninterrupted(world, tmp_path, at):
+    """While only the form learns, and after that; between two records of the log."""
+    found = go(world, tmp_path / "run", display=lambda title: Interrupt(at))
+    assert found.interrupted
+    assert found.step == at - 1
+    assert not go(world, tmp_path / "run", resume=True).interrupted
+    same_run(world / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_with_adapters(world, tmp_path):
+    settings = ["conversion.lora=2", "optimizer.lr=0.01"]
+    go(world, tmp_path / "whole", *settings)
+    assert go(world, tmp_path / "run", *settings, display=lambda title: Interrupt(5)).interrupted
+    go(world, tmp_path / "run", *settings, resume=True)
+    same_run(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_is_uninterrupted(world, tmp_path):
+    """At any moment: while steps are taken, checkpoints written, or the model."""
+    draw, kills = random.Random(0), 0
+    while kills < 6:
+        process = FORK.Process(target=resumed, args=(world, tmp_path / "run"))
+        process.start()
+        before = len(folder.read_log(tmp_path / "run" / folder.LOG))
+        more = draw.randint(0, 2)
+        while process.is_alive() and len(folder.read_log(tmp_path / "run" / folder.LOG)) < before + more:
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.2))
+        process.kill()
+        process.join()
+        kills += 1
+    go(world, tmp_path / "run", resume=True)
+    same_run(world / "whole", tmp_path / "run")
+
+
+def test_another_original_is_not_resumed_with(world, tmp_path):
+    """The teacher is read again: it has to be what it was."""
+    shutil.copytree(world / "llama", tmp_path / "llama")
+    shutil.copy(world / "text.txt", tmp_path / "text.txt")
+    assert go(tmp_path, "run", display=lambda title: Interrupt(4)).interrupted
+    llama_folder(tmp_path / "llama", seed=3)
+    with pytest.raises(SelattnError, match=r"has another run in it: conversion\.original is"):
+        go(tmp_path, "run", resume=True)
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_go_on(world, tmp_path, monkeypatch):
+    save, calls = torch.save, []
+
+    def full(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 6:
+            Path(args[1]).write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(args[1]))
+        save(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        with pytest.raises(SelattnError, match="No space left on device; the checkpoint of step 3 is whole") as error:
+            go(world, tmp_path / "run")
+    assert "\n" not in str(error.value)
+    assert list(checkpoints.checkpoints(tmp_path / "run")) == [3]
+    go(world, tmp_path / "run", resume=True)
+    same_run(world / "whole", tmp_path / "run")
+
+
+def test_the_command(world, tmp_path, capsys):
+    """What it shows, and that it goes on only if it is told to."""
+    data = text_of(world)
+    command = ["convert", str(world / "llama"), "--data", data.source, "--validation", "0.5", "--context", str(CONTEXT)]
+    command += ["--out", str(tmp_path / "run"), *SHORT]
+    assert main(command) == 0
+    same_run(world / "whole", tmp_path / "run")
+    out = capsys.readouterr().out
+    for words in ("the original", "untrained, at full strength", "after", "kept by layer"):
+        assert words in out
+    assert main(command) == 2
+    assert "go on with --resume, or begin anew with --overwrite" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    assert capsys.readouterr().out == out
