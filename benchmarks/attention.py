@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import Layer, layers, literal
+from peers import Layer, layers
+from pseudo_code import literal
 from rich.console import Console
 from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What others offer: the paper's pseudo-code, and x-transformers' attention layer; beside it one of ours."""
+"""What others offer: x-transformers' attention layer; beside it one of ours."""
 
 from __future__ import annotations
 
@@ -11,21 +11,6 @@ from x_transformers.x_transformers import Attention as PeerAttention
 from selattn import selective_attention
 
 Layer: TypeAlias = nn.Module
-
-
-def literal(tensors: tuple[Tensor, ...]) -> list[Tensor]:
-    """The listing of the paper, word for word but for names, with gradients."""
-    query, key, value, gradient = tensors
-    n = query.shape[2]
-    logits = query @ key.mT / query.shape[-1] ** 0.5
-    logits = logits.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -torch.inf)
-    S = torch.relu(logits[:, 0])
-    S = S * (1 - torch.eye(n))
-    S = torch.cat([torch.zeros_like(S[..., :1]), S[..., 1:]], -1)
-    S = torch.cat([torch.zeros_like(S[:, :1]), S[:, :-1]], 1)
-    F = torch.cumsum(S, 1)
-    output = (logits - F[:, None]).softmax(-1) @ value
-    return [output, *torch.autograd.grad(output, (query, key, value), gradient)]
 
 
 class OurLayer(nn.Module):

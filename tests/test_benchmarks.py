@@ -1,20 +1,22 @@
 """The benchmarks run, at sizes that say nothing, and write the records that documents read."""
 
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from selattn.utils import records
 from tools.numbers import ROOT, corrected, faults
 from tools.sources import Node, read_records
 
 
-def run(name, folder, *options):
-    """The record of a benchmark."""
+def run(name, folder, *options, **more):
+    """The record of a benchmark; more: of its environment."""
     record = folder / "record.json"
     command = [sys.executable, ROOT / "benchmarks" / name, *options, "--out", record]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env={**os.environ, **more})
     assert done.returncode == 0, done.stderr
     return records.read_record(record)
 
@@ -78,3 +80,41 @@ def test_places_are_where_two_ways_to_split_a_text_part():
     assert places([2, 3, 0], [0, 1, 3, 0], sizes) == 1
     assert places([2, 0, 0, 3], [0, 1, 0, 0, 2, 1], sizes) == 2
     assert places([3, 3], [2, 1, 0, 1, 1], sizes) == 2
+
+
+def test_the_gpu_benchmark_can_be_tried_without_a_gpu(tmp_path):
+    pytest.importorskip("triton")
+    found = run("gpu.py", tmp_path, "--dry-run", TRITON_INTERPRET="1")
+    assert (found["dry_run"], found["device"]) == (True, "Triton's interpreter")
+    forward = {row["name"] for row in found["rows"] if not row["backward"]}
+    assert forward == {"flash", "triton", "flex", "literal"}
+    assert {row["name"] for row in found["rows"] if row["backward"]} == forward - {"flex"}  # which has none on a CPU
+    for row in found["rows"]:
+        flash = next(x for x in found["rows"] if x["name"] == "flash" and x["backward"] == row["backward"])
+        if row["forgets"]:
+            assert row["ratio"] == pytest.approx(row["ms"] / flash["ms"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_the_gpu_benchmark_says_that_there_is_no_gpu(tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    from gpu import main
+
+    assert main() == 2
+    said = "gpu.py: there is no CUDA device to time anything on (--dry-run tries it on the CPU)\n"
+    assert capsys.readouterr().err == said
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_kernels_are_compiled_and_recorded(tmp_path):
+    pytest.importorskip("triton")
+    options = ["--targets", "80", "--dtypes", "float16", "--sizes", "64", "--calls", "decode step", "--no-rarer"]
+    found = run("gpu_compile.py", tmp_path, *options)
+    (row,), (target,) = found["rows"], found["targets"]
+    assert (row["kernel"], row["target"], row["dtype"]) == ("step", 80, "float16")
+    assert 0 < row["shared"] <= row["limit"]
+    assert (target["kernels"], target["fit"], target["spills_decode"]) == (1, 1, row["spills"])

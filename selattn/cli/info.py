@@ -34,12 +34,15 @@ def run(args: argparse.Namespace) -> int:
 def collect() -> dict[str, dict[str, str | int | bool | None]]:
     """Groups of facts; of backends and of the compiled library, None stands for available, else there is the reason."""
     from selattn.ops.backends import dispatch
+    from selattn.ops.backends.triton import selfcheck
     from selattn.utils import native, records
 
+    checked = selfcheck.states()  # empty where there is no GPU
     return {
         "versions": {**records.versions()},
         "machine": {**records.machine()},
         "backends": {**dispatch.backends()},
+        **({"self-check of the GPU kernels": {**checked}} if checked else {}),
         "compiled library": {"attention, decoding": native.unavailable(), "instruction set": native.target() or "none"},
     }
 

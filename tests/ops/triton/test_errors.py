@@ -1,16 +1,19 @@
 """What the Triton backend refuses, each in one clear line; and what it says where it cannot run."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from unittest import mock
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Strided, causal_attention, selective_attention
-from selattn.ops.backends.triton import Triton, support
+from selattn.ops.backends.triton import Triton, selfcheck, support
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Rules
 
@@ -67,3 +70,34 @@ def test_without_a_gpu():
 def test_triton_is_not_imported_with_the_package():
     code = "import selattn.ops.backends.triton, sys; print('triton' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_a_cuda_tensor_without_triton():
+    real = importlib.util.find_spec
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 8, 16, device="cuda")
+        with (
+            mock.patch.object(importlib.util, "find_spec", lambda name: None if name == "triton" else real(name)),
+            pytest.raises(
+                SelattnError, match="'triton' cannot do this: triton is not installed: pip install"
+            ) as caught,
+        ):
+            selective_attention(x, x, x, backend="triton")
+    assert "\n" not in str(caught.value)
+
+
+def test_info_shows_what_the_self_check_found(capsys, monkeypatch, tmp_path):
+    """With a card that is not there."""
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(support, "unavailable", lambda: None)
+    for name, value in {"is_available": True, "current_device": 0, "get_device_name": "NVIDIA A100"}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    device = torch.device("cuda", 0)
+    selfcheck.remember(device, torch.float16, None)
+    selfcheck.remember(device, torch.float32, "sharp: output is off by 3, allowed 1")
+    assert main(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["self-check of the GPU kernels"]
+    assert found["NVIDIA A100 (sm_80), bfloat16"] == "not checked yet: the first use does it"
+    assert found["NVIDIA A100 (sm_80), float16"].startswith("passed on 20")
+    assert found["NVIDIA A100 (sm_80), float32"].endswith("sharp: output is off by 3, allowed 1")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -276,11 +276,32 @@ class Outcome(NamedTuple):
     wrong: list[str]
 
 
+OTHERS: dict[str, Callable[[Size, Backend], list[str]]] = {"decoding": judge_steps, "eviction order": judge_order}
+LENGTHS = (1, 2, 63, 64, 65, 1000)  # around the borders of blocks
+
+
+def whole(device: torch.device) -> list[tuple[str, Size]]:
+    """All examples for a device: everything in every dtype, for heads of 64 and 128; lengths and sizes that break.
+
+    In Triton's interpreter, on the CPU, they are small, and there is no bf16.
+    """
+    names = (*SITUATIONS, *OTHERS)
+    if device.type == "cpu":
+        found = [(name, Size(37, 16, torch.float32, device)) for name in names]
+        found += [("default", Size(n, 16, torch.float32, device)) for n in LENGTHS[:-1]]
+        return [*found, ("default", Size(37, 16, torch.float16, device))]
+    found = []
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        found += [(name, Size(300, size, dtype, device)) for size in (64, 128) for name in names]
+        found += [("default", Size(n, 64, dtype, device)) for n in LENGTHS]
+        found += [("default", Size(300, size, dtype, device)) for size in (1, 16, 40, 80)]
+    return found
+
+
 def run(name: str, size: Size, backend: Backend) -> Outcome:
     """One example: a situation, "decoding" or "eviction order". What a kernel raises is wrong, too."""
-    others: dict[str, Any] = {"decoding": judge_steps, "eviction order": judge_order}
     try:
-        wrong = others[name](size, backend) if name in others else judge(make(name, size), backend)
+        wrong = OTHERS[name](size, backend) if name in OTHERS else judge(make(name, size), backend)
     except torch.OutOfMemoryError:  # which says nothing of the kernels
         raise
     except Exception as error:  # whatever the compiler, or the driver, may raise
