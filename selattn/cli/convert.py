@@ -31,7 +31,7 @@ FIELDS = {
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
-    """Register the command."""
+    """Add `selattn convert` and its options to the command line."""
     parser = subparsers.add_parser("convert", help="teach a pretrained model to forget", description=__doc__)
     parser.add_argument("model", metavar="MODEL", help="a stock model, or one of ours, that does not select")
     parser.add_argument("--data", required=True, metavar="TEXT", help=f"what to train on: {SOURCES}")

@@ -104,7 +104,7 @@ class Converter:
         check_memory(run, devices, device, Sizes(weights, about.vocab_size, about.layers, hidden, frozen=weights))
 
     def tokenizer(self, run: RunConfig) -> Tokenizer | None:
-        """The model's own."""
+        """The tokenizer of the model that is converted."""
         return original_of(_checked(run).start.model or "").tokenizer
 
     def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
