@@ -19,6 +19,14 @@ settings.register_profile("thorough", deadline=None, max_examples=250)
 settings.load_profile("ci")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _nobody_asks_pip():
+    """lm-eval lists what pip has installed after each task, which takes ten times as long as a task of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.utils.collect_env.get_pip_packages", lambda *_: ("pip", ""))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _same_seeds():
     random.seed(0)

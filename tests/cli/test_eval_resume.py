@@ -1,23 +1,19 @@
 """`selattn eval --record`: interrupted anywhere it goes on, and takes only what it would have measured itself."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 import selattn
 from selattn.cli.main import main
 from selattn.evaluation import compare, tradeoff
+from tests import two_processes
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
 
-ROOT = Path(__file__).parents[2]
 RECORD, PARTS = Path("record.json"), Path("record.json.parts.jsonl")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what lm-eval and its dependencies warn of is not ours
 
@@ -149,10 +145,8 @@ def test_two_processes_agree_on_what_is_known(measured):
     want = content()
     begin(measured, 4)
     assert main(words) == 130
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "selattn"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads()), "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*launch, *words], env=environment, check=True, capture_output=True, text=True, timeout=200)
-    assert done.stdout.count("4 of 6 parts were measured before") == 1
+    said = two_processes.run(words)
+    assert said.count("4 of 6 parts were measured before") == 1
     assert content() == want
     assert not PARTS.exists()
 

@@ -155,7 +155,7 @@ def test_show(capsys, monkeypatch):
     assert all(name in shown for name in fields(find_run("copy-small-standard")))
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path):
+def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     """The whole of it, in a process of its own: a checkpoint, the command, exit code 130, and that command works."""
     endless = ["evaluation.target=none", "schedule.steps=100000"]
     command = [sys.executable, "-m", "selattn", "train", "parity-small-selective", *TINY, *endless]
@@ -175,13 +175,14 @@ def test_ctrl_c_says_how_to_go_on(tmp_path):
     again = subprocess.Popen([*command, "--resume"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     assert again.stderr.readline() == f"going on from step {step:,} of 100,000\n"
     assert again.stderr.readline().startswith("step ")
-    second = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    monkeypatch.chdir(tmp_path)
+    code, second = main(command[3:]), capsys.readouterr().err
     again.send_signal(signal.SIGINT)
     assert "going on" not in again.communicate(timeout=120)[1]
     assert again.returncode == 130
-    assert second.returncode == 2
-    assert second.stderr.startswith("selattn: error: another process is training in runs/parity-small-selective")
-    assert "--resume" not in second.stderr
+    assert code == 2
+    assert second.startswith("selattn: error: another process is training in runs/parity-small-selective")
+    assert "--resume" not in second
 
 
 # ---- studies ----
