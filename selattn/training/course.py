@@ -21,7 +21,7 @@ class Ends(Protocol):
 
     @property
     def num_hidden_layers(self) -> int:
-        """L."""
+        """L, the number of layers."""
 
     @property
     def selects(self) -> bool:
