@@ -4,6 +4,7 @@ from selattn.evaluation.searches import Step
 from selattn.pruning.job import Pruned
 from selattn.pruning.path import chosen
 from selattn.pruning.record import SearchRecord
+from selattn.pruning.rows import search_rows
 from selattn.pruning.run import prune
 from selattn.pruning.search import Procedure, first_step, steps
 from selattn.pruning.trials import Trials
@@ -20,5 +21,6 @@ __all__ = [
     "first_step",
     "parse_until",
     "prune",
+    "search_rows",
     "steps",
 ]
