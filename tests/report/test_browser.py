@@ -1,12 +1,25 @@
-"""The explorer in a real browser: what it shows is what Python has, and whatever a text says stays text."""
+"""The explorer and reports in a real browser: what they show is what Python has, and what a text says stays text."""
 
+import itertools
 import time
 
 import numpy as np
 import pytest
+import torch
 
+from selattn.evaluation.results import Comparison
+from selattn.eviction import Budgets, make_policy
+from selattn.models.loading import load
+from selattn.pruning.record import SearchRecord
 from selattn.report.explorer import Page, explore
+from selattn.report.html import Report
+from selattn.report.html.blocks import Explorer
+from selattn.report.html.evaluation import comparison_report, tradeoff_report
+from selattn.report.html.search import search_report
+from selattn.report.seeds import MergedTradeoff
+from selattn.utils.records import Provenance, as_body
 from tests.report.browser import Tab, browser
+from tests.report.test_html import record
 from tests.report.traces import random_trace
 
 NASTY = [
@@ -89,8 +102,11 @@ def test_F_S_and_attention_are_pythons(zoo, tab):
 def test_survivors_are_those_of_the_cache_at_every_budget_of_the_grid(zoo, tab):
     page, address = zoo
     (trace,) = page.traces
-    shown = tab(address)
+    shown, model, ids = tab(address), load(trace.model).model, torch.tensor([trace.ids[:31]])
     for number, run in enumerate(trace.runs):
+        cache = model.new_cache(Budgets(tuple(run["budgets"])), make_policy(run["policy"]))
+        with torch.inference_mode():
+            model(ids, past_key_values=cache, use_cache=True)
         budgets = ",".join(map(str, run["budgets"]))
         policy = run["policy"].replace("+", "%2B")
         for layer in range(trace.layers):
@@ -100,6 +116,8 @@ def test_survivors_are_those_of_the_cache_at_every_budget_of_the_grid(zoo, tab):
             )
             expected = np.flatnonzero(trace.evicted_at(number)[layer] <= 30)
             assert gone == expected[expected <= 30].tolist()
+            held = set(cache.layers[layer].position.flatten().tolist()) - {-1}
+            assert set(range(31)) - set(gone) == held
             assert shown.ask("() => document.querySelector('.badge').textContent") == "exact"
 
 
@@ -302,3 +320,34 @@ def test_new_text_is_typed_where_it_is_served(tab):
         shown.page.wait_for_function("() => explorer.subjects[0].size === 4")
         assert shown.ask("() => document.querySelector('.tokens').textContent") == "<s> three <b>new</b> words"
         server.shutdown()
+
+
+def reports():
+    """A page of every kind, from records that are here; one has an explorer inside."""
+    made = as_body(record("results/tasks.json"), Provenance)
+    return {
+        "prune": search_report(as_body(record("results/prune/memory-seed0.json"), SearchRecord), made),
+        "eval": comparison_report(as_body(record("results/tasks.json"), Comparison), made),
+        "curve": tradeoff_report(as_body(record("results/tradeoff.json"), MergedTradeoff), made),
+        "inside": Report("a", "b", [Explorer(Page((random_trace(),)), "c", "l=1&p=5")], []),
+    }
+
+
+@pytest.mark.parametrize("width", [390, 1000])
+def test_reports_fit_and_nothing_complains(opened, tmp_path, width):
+    for theme, (name, report) in itertools.product(("light", "dark"), reports().items()):
+        context = opened.new_context(viewport={"width": width, "height": 844}, color_scheme=theme)
+        shown, said = context.new_page(), []
+        shown.on("console", lambda message, said=said: said.append(message.text))
+        shown.on("pageerror", lambda error, said=said: said.append(str(error)))
+        shown.goto(report.save(tmp_path / f"{name}.html").as_uri())
+        if name == "inside":
+            frame = shown.frame_locator("iframe")
+            frame.locator("html[data-ready]").wait_for(state="attached", timeout=30_000)
+            assert frame.locator(".tokens .looks").get_attribute("data-token") == "5"
+        else:
+            assert shown.locator("table").count() > 0
+            assert shown.evaluate("() => [...document.images].every((image) => image.naturalWidth > 100)")
+        assert shown.evaluate("() => document.documentElement.scrollWidth") <= width
+        assert said == []
+        context.close()

@@ -47,13 +47,13 @@ def losses(models: Sequence[Evaluated]) -> Table:
 
 
 def tasks(models: Sequence[Evaluated]) -> Table:
-    """Right answers with their standard errors, a row for each task and model."""
+    """Right answers with their standard errors, a row for each task and model; the first of a task names it."""
     rows = []
     for name in models[0].tasks:
-        for one in models:
+        for number, one in enumerate(models):
             found = one.tasks[name]
             cells = (percent(found.acc, found.acc_stderr), percent(found.acc_norm, found.acc_norm_stderr))
-            rows.append([f"{name} ({found.questions:,} questions)", one.model, *cells])
+            rows.append(["" if number else f"{name} ({found.questions:,} questions)", one.model, *cells])
     return Table(["task", "model", "accuracy", "normalised by length"], rows, "Percent right ± standard error")
 
 
