@@ -14,7 +14,7 @@ CPP_CHECKED := $(VENV)/.cpp-checked
 .PHONY: help demo test test-all test-browser test-install sanitize lint clean
 
 help:
-	@echo "make demo          the paper's example in the terminal, then two models that learn it (some minutes)"
+	@echo "make demo          the whole story: two models learn, one forgets; ends with a report (some minutes)"
 	@echo "make test          linters, type checker and tests (without the slow ones)"
 	@echo "make test-all      the same with the slow tests and more random examples"
 	@echo "make test-browser  the explorer and the reports in a headless browser (installs playwright, and chromium where it may)"

@@ -21,7 +21,7 @@ from PIL import Image
 
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError
-from selattn.report.examples import PAPER
+from selattn.report.examples import PASSAGE
 from selattn.utils.files import write_bytes, write_text
 from selattn.utils.suggest import unknown
 from tests.report.browser import Tab, browser
@@ -34,8 +34,7 @@ COLORS = 256  # that a picture is reduced to where it is larger than that: they 
 ASSIGNMENT = ("zoo:variable-assignment-selective", "zoo:variable-assignment-standard")
 SEARCH = "results/prune/memory-seed0.json"
 # Long documents that no model of the zoo was trained on.
-PASSAGE = f"{IMAGES}/records/passage.txt"  # the beginning of the paper's own example
-LAST = "the definition of a hollywood smile"
+TEXT = f"{IMAGES}/records/passage.txt"  # the beginning of the paper's own example
 MANY = "--text embedded --split train --rows 100 --tokens 256"
 
 
@@ -46,7 +45,7 @@ def plots(second: str) -> dict[str, str]:
         "tokens": f"tokens {ASSIGNMENT[0]} --position 33 --record {kept}/assignment.json",
         "attention": f"attention {' '.join(ASSIGNMENT)}",
         "masking": "masking zoo:memory --text paper",
-        "words": f"words zoo:memory --text {PASSAGE} --record {kept}/words.json",
+        "words": f"words zoo:memory --text {TEXT} --record {kept}/words.json",
         "kept": "kept zoo:memory@32 --text paper",
         "masking-mean": f"masking-mean zoo:memory {MANY} --record {kept}/mean.json",
         "stability": f"stability {kept}/mean.json {second} {MANY}",
@@ -58,7 +57,7 @@ def plots(second: str) -> dict[str, str]:
 
 
 # Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
-EXPLORER = f"explore zoo:memory --text {PASSAGE} --policies selective h2o --budgets 16 32"
+EXPLORER = f"explore zoo:memory --text {TEXT} --policies selective h2o --budgets 16 32"
 VIEWS = {
     "explorer": ("#l=1&p=9999&w=selective&k=16&t=150&two=1&l2=1&w2=h2o&k2=16", 1180, 900, "light"),
     "explorer-dark": ("#l=1&p=9999&w=selective&k=16&t=150", 1180, 620, "dark"),
@@ -78,7 +77,7 @@ def main() -> int:
         if name not in known and name not in VIEWS:
             raise SystemExit(unknown("picture", name, [*known, *VIEWS]))
     wanted = args.names or [*known, *VIEWS]
-    write_text(ROOT / PASSAGE, PAPER[: PAPER.index(LAST) + len(LAST)])
+    write_text(ROOT / TEXT, PASSAGE)
     for name in wanted:
         if name in known:
             run(f"plot {known[name]} --out {IMAGES}/{name}.png")

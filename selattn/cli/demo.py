@@ -1,15 +1,19 @@
-"""`selattn demo`: what selective attention does, in an example by hand and in two models that learn it.
+"""`selattn demo`: what selective attention does: an example by hand, two models that learn it, and what that saves.
 
 First the paper's example `y=7; x=1; x=3; z=5; x=?`: one attention head with weights set by hand, and the real operator.
-It shows which token masks which, the matrices S and F, and what is read with and without them. Then two small models,
-one with selective attention and one without, learn to answer such questions; that takes some minutes.
+Then two small models, one with selective attention and one without, learn to answer such questions. A search finds how
+little the cache of the one has to keep, and the same is done on text with a model of the zoo. That takes some minutes;
+the last line is the path of a report with pictures, tables, settings and versions.
 """
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
+
+REPORT = "runs/demo.html"
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -19,28 +23,35 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `selattn demo` and its options to the command line."""
-    parser = subparsers.add_parser("demo", help="the paper's example, by hand and learned", description=__doc__)
+    parser = subparsers.add_parser("demo", help="the whole story in minutes, with a report", description=__doc__)
     parser.add_argument("--example", action="store_true", help="only the example by hand, without training")
     parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="train for so many steps (default: 200)")
+    parser.add_argument(
+        "--html", type=_options.html_file, metavar="FILE", help=f"where the report goes (default: {REPORT})"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compute the example and draw it, then train the two models."""
+    """Compute the example and draw it, then tell the story."""
     if args.example:
-        _options.refuse(args, ["steps"], "--example trains nothing")
+        _options.refuse(args, ["steps", "html"], "--example trains nothing")
     from rich.console import Console
 
     from selattn.report.assignment import compute
 
+    file = args.html or Path(REPORT)
+    if not args.example:
+        _options.check_files(argparse.Namespace(html=file), ["html"])
     console = Console(highlight=False)
     draw(compute(), console)
     if args.example:
         return 0
 
-    from selattn.cli._contest import show_contest
-    from selattn.cli.main import INTERRUPTED
+    from selattn.cli._story import show_story
 
-    return 0 if show_contest(console, args.steps) else INTERRUPTED
+    if not show_story(console, args.steps, file):
+        raise KeyboardInterrupt
+    return 0
 
 
 def draw(example: "Example", console: "Console") -> None:

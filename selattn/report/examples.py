@@ -29,3 +29,6 @@ PAPER = (
     "and healthy - looking smile . the entire premise is puzzling . how does a dentist promote `` saving '' a "
     "smile that 97 % of the people in america would love to show off ? ."
 )
+
+_LAST = "the definition of a hollywood smile"
+PASSAGE = PAPER[: PAPER.index(_LAST) + len(_LAST)]  # its beginning, where a whole page of it is too much

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,10 +24,12 @@ class Contest:
     Attributes:
         scores: of each kind of attention, by the name of the set: "validation" and "out_of_distribution".
         seconds: of training and evaluation.
+        folders: of the two runs, by the kind of attention.
     """
 
     scores: dict[str, dict[str, Score]]
     seconds: float
+    folders: dict[str, Path]
 
 
 def contest_runs(steps: int | None = None) -> dict[str, RunConfig]:
@@ -36,21 +37,23 @@ def contest_runs(steps: int | None = None) -> dict[str, RunConfig]:
     return {kind: _run(kind, steps) for kind in KINDS}
 
 
-def contest(steps: int | None = None, display: Callable[[str], Display] = lambda kind: Display()) -> Contest | None:
-    """Train both; None if that was interrupted. Nothing is left on the disk.
+def contest(
+    folder: str | Path, steps: int | None = None, display: Callable[[str], Display] = lambda kind: Display()
+) -> Contest | None:
+    """Train both; None if that was interrupted.
 
     Args:
+        folder: where the folders of the two runs go.
         steps: train for so many; None for as many as it takes.
         display: makes what is shown of a training, from the kind of attention.
     """
-    scores, begun = {}, time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        for kind, run in contest_runs(steps).items():
-            finished = train(run, Path(folder) / kind, display=display(kind))
-            if finished.interrupted:
-                return None
-            scores[kind] = finished.evaluation
-    return Contest(scores, time.perf_counter() - begun)
+    scores, folders, begun = {}, {}, time.perf_counter()
+    for kind, run in contest_runs(steps).items():
+        finished = train(run, Path(folder) / kind, display=display(kind))
+        if finished.interrupted:
+            return None
+        scores[kind], folders[kind] = finished.evaluation, finished.folder
+    return Contest(scores, time.perf_counter() - begun, folders)
 
 
 def _run(kind: str, steps: int | None) -> RunConfig:

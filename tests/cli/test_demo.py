@@ -5,16 +5,23 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
 from selattn.cli import _draw
 from selattn.cli.main import main
+from selattn.data import Reading
+from selattn.evaluation.text import Text
+from selattn.report import story
 from selattn.report.assignment import ANSWERS, TOKENS, compute
 from selattn.training import contest
 from selattn.training.config import Evaluation
 from selattn.training.runs import find_run
+from tests.evaluation.folders import model_folder, text_file
+from tests.report.outline import Outline
 
 BOS, Y7, X1, X3, Z5, QUESTION = range(6)
 
@@ -70,26 +77,75 @@ def test_drawing(columns, capsys, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("columns", [80, 120])
-def test_two_models_are_trained_and_compared(columns, capsys, monkeypatch):
-    """One step of each: that the table is drawn, not that anything was learned."""
-    monkeypatch.setenv("COLUMNS", str(columns))
-    small = dataclasses.replace(find_run("variable-assignment-small-standard").batch, size=2)
+@pytest.fixture
+def _small(tmp_path, monkeypatch):
+    """The same stages with little to do: one step, and a model of text that was never trained."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    batch = dataclasses.replace(find_run("variable-assignment-small-standard").batch, size=2)
     shrunk = {
         kind: dataclasses.replace(
-            find_run(f"variable-assignment-small-{kind}"), batch=small, evaluation=Evaluation(rows=4)
+            find_run(f"variable-assignment-small-{kind}"), batch=batch, evaluation=Evaluation(rows=4)
         )
         for kind in ("selective", "standard")
     }
     monkeypatch.setattr(contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
-    assert main(["demo", "--steps", "1"]) == 0
+    model_folder(Path("model"))
+    text = Text(str(text_file(Path("text.txt"), documents=40)), reading=Reading(validation=0.8))
+    little = partial(story.Sizes, samples=4, model="model", text=text, rows=2, batch=2, tokens=3)
+    monkeypatch.setattr(story, "Sizes", little)
+
+
+@pytest.mark.usefixtures("_small")
+def test_the_story_is_told_and_reported(capsys, monkeypatch):
+    """That every stage is there, not that anything was learned."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["demo", "--steps", "1", "--html", "deep/story.html"]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= columns
-    rows = [line.split("│") for line in out.splitlines() if "│" in line]
-    assert [row[1].strip() for row in rows] == ["100 values (as trained)", "2 values (never seen)"]
-    assert all("%" in cell for row in rows for cell in row[2:5])
-    assert "layer 1" in out
-    assert "layer 2" in out
+    assert out.splitlines()[-1] == "deep/story.html"
+    assert max(map(len, out.splitlines())) <= 80
+    assert [line.split(" ─")[0] for line in out.splitlines() if re.match(r"\d\. ", line)] == [
+        *("1. Learning", "2. Looking", "3. Forgetting", "4. Reading", "5. Reporting")
+    ]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    learned, shown = rows[:2], {row[0]: row[1:] for row in rows[2:6]}
+    assert [row[0] for row in learned] == ["100 values (as trained)", "2 values (never seen)"]
+    assert list(shown) == ["loss, nats per token", "right answers", "bytes of the cache", "tokens per second"]
+    # The page has the same numbers.
+    page = Outline(Path("deep/story.html").read_text())
+    answers, costs, budgets, text_costs, text_budgets = page.tables
+    assert [row[1:3] for row in answers[1:]] == [row[1:3] for row in learned]
+    held = {row[0]: row[1:] for row in costs[1:]}
+    assert held["right answers"] == shown["right answers"]
+    assert held["bytes of the cache"] == shown["bytes of the cache"]
+    assert held["loss on unseen rows, nats"] == shown["loss, nats per token"]
+    for table, cost, size in ((budgets, costs, 35), (text_budgets, text_costs, None)):
+        kept = [int(row[1]) for row in table[1:-1]]
+        assert cost[1][2] == table[-1][1] == f"{sum(kept):,}"
+        assert size is None or cost[1][1] == f"{len(kept) * size:,}"
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_story_that_is_interrupted_says_so_in_one_line(capsys, monkeypatch):
+    """In a training, which ends with a checkpoint, and anywhere else."""
+    monkeypatch.setattr(story, "contest", lambda *given: None)
+    assert main(["demo", "--steps", "1", "--html", "story.html"]) == 130
+    assert capsys.readouterr().err == "\nselattn: interrupted\n"
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story, "contest", stop)
+    assert main(["demo", "--steps", "1", "--html", "story.html"]) == 130
+    assert capsys.readouterr().err == "\nselattn: interrupted\n"
+    assert not Path("story.html").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told_first(capsys, tmp_path):
+    assert main(["demo", "--html", str(tmp_path)]) == 2
+    assert main(["demo", "--example", "--html", "a.html"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
 
 
 def test_narrow_terminals_stack_the_matrices(capsys, monkeypatch):

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from selattn.evaluation.searches import Step
 from selattn.pruning.record import SearchRecord
 from selattn.report.plot.style import new_figure, styled
 from selattn.report.search_path import panels_of_path
 from selattn.utils.records import as_body
 
 
-@styled
 def search(record: SearchRecord | Mapping[str, Any], title: str | None = None) -> Figure:
     """Loss against the memory factor, and below it K of each layer, from a record of `selattn prune`."""
     found = record if isinstance(record, SearchRecord) else as_body(record, SearchRecord)
-    limit = math.inf if found.search_limit is None else found.search_limit
+    best = found.path[found.iteration]
+    return path_of_search(found.path, best, found.search_limit, title or f"{found.model}, {found.policy}")
+
+
+@styled
+def path_of_search(path: Sequence[Step], best: Step, limit: float | None = None, title: str = "") -> Figure:
+    """The same, of the iterations themselves: `best` is the one that was chosen, `limit` the largest loss allowed."""
     figure = new_figure(7.0, 5.2)
-    panels_of_path(figure, found.path, found.path[found.iteration], limit, title or f"{found.model}, {found.policy}")
+    panels_of_path(figure, path, best, math.inf if limit is None else limit, title)
     return figure
