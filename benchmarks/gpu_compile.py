@@ -4,7 +4,7 @@ Forward, backward, decode step and eviction order, in the configurations that us
 and 128. The record has the registers, spills and shared memory of each kernel, as ptxas and Triton tell them, and
 whether that fits the card. Then the rarer calls (masks, biases, states, soft caps, ...), for one card in bf16.
 
-Nothing runs, and nothing is timed. It takes about a quarter of an hour on one core.
+Nothing runs, and nothing is timed. It takes about half an hour of one core; `--jobs` spreads it over several.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -96,8 +99,9 @@ FORWARD = ("bounds", "select", "list_columns", "attend")
 DECODE = ("step", "strip_logits", "evict")
 
 
-def compiled(name: str, call: calls.Call, target: int, dtype: str, size: int) -> list[Row]:
+def compiled(name: str, target: int, dtype: str, size: int) -> list[Row]:
     """The kernels of one call."""
+    call = {**calls.CALLS, **calls.RARER}[name]
     found = ahead.compile_launches(lambda: call(getattr(torch, dtype), size), target)
     limit = configs.card_of(target).shared
     rows = []
@@ -152,28 +156,22 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--calls", nargs="+", default=list(calls.CALLS), choices=list(calls.CALLS))
     parser.add_argument("--no-rarer", action="store_true", help="leave out the rarer calls")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--out", type=Path, default=Path("results/gpu_compile.json"))
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     records.check_output(args.out)
-    rarer = {} if args.no_rarer else calls.RARER
-    todo = [
-        (name, calls.CALLS[name], target, dtype, size)
-        for target in args.targets
-        for dtype in args.dtypes
-        for size in args.sizes
-        for name in args.calls
-    ]
-    rows, others, progress = [], [], ProgressLines()
-    total = len(todo) + len(rarer)
-    for done, (name, call, target, dtype, size) in enumerate(todo):
-        progress(f"sm_{target}, {dtype}, {size}: {name}", done, total)
-        rows += compiled(name, call, target, dtype, size)
-    for done, (name, call) in enumerate(rarer.items(), len(todo)):
-        progress(name, done, total)
-        others += compiled(name, call, *RARER)
-    progress("done", total, total)
+    usual = list(product(args.calls, args.targets, args.dtypes, args.sizes))
+    todo = usual + [(name, *RARER) for name in ([] if args.no_rarer else calls.RARER)]
+    found: list[list[Row]] = []
+    progress = ProgressLines()
+    with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
+        for done, each in enumerate(pool.map(compiled, *zip(*todo, strict=True))):
+            progress("compiling", done, len(todo))
+            found.append(each)
+    progress("done", len(todo), len(todo))
+    rows, others = ([row for each in some for row in each] for some in (found[: len(usual)], found[len(usual) :]))
     targets = in_short(rows)
     draw(targets)
     outside = [row for row in (*rows, *others) if row.shared > row.limit]

@@ -118,3 +118,18 @@ def test_kernels_are_compiled_and_recorded(tmp_path):
     assert (row["kernel"], row["target"], row["dtype"]) == ("step", 80, "float16")
     assert 0 < row["shared"] <= row["limit"]
     assert (target["kernels"], target["fit"], target["spills_decode"]) == (1, 1, row["spills"])
+
+
+def test_what_kernels_should_take_is_counted(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", ["gpu_cost.py", "--n", "2048", "--heads", "16", "--out", str(tmp_path / "c.json")])
+    from gpu_cost import main
+
+    main()
+    found = records.read_record(tmp_path / "c.json")
+    for card in ("A100", "H100"):
+        rows = [row for row in found["rows"] if row["card"] == card and row["dim"] == 64]
+        assert [row["living"] for row in rows] == [1.0, 0.5, 0.2, 0.1]
+        assert [row["both_ms"] for row in rows] == sorted((row["both_ms"] for row in rows), reverse=True)
+        assert rows[0]["forward_ratio"] > 1 > rows[2]["forward_ratio"]
+    assert all(step["us"] < step["full_us"] for step in found["steps"])
