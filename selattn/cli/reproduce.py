@@ -11,13 +11,11 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from selattn.reproduction import Outcome
-
 SCALES = ("smoke", "laptop", "paper")
+PAGE = Path("docs/results.md")
+_RUNNING = ("all", "scale", "source", "text", "seeds", "set", "store", "adopt", "data_dir")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -28,6 +26,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--scale", choices=SCALES, help="smoke (default), laptop or paper")
     parser.add_argument(
         "--source", type=_options.name, metavar="TEXT", help="the text (laptop: enwik8-clean; paper: c4)"
+    )
+    parser.add_argument(
+        "--text", type=named, action="append", default=[], metavar="NAME=TEXT", help="a text for wikitext or lm1b"
     )
     parser.add_argument("--seeds", type=seeds, metavar="S,S", help="of the trainings (default: those of the scale)")
     parser.add_argument(
@@ -45,6 +46,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of records (default: results/reproduce)")
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     parser.add_argument("--list", action="store_true", help="list the experiments, their cost, and what is recorded")
+    parser.add_argument("--report", type=_options.path, nargs="?", const=PAGE, metavar="FILE", help=f"write {PAGE}")
+    parser.add_argument("--again", type=_options.path, metavar="RECORD", help="run a record again, and compare")
 
 
 def seeds(text: str) -> list[int]:
@@ -55,19 +58,38 @@ def seeds(text: str) -> list[int]:
     return found
 
 
+def named(text: str) -> tuple[str, str]:
+    """Reads NAME=TEXT; for argparse."""
+    name, equals, source = text.partition("=")
+    if not (name and equals and source):
+        raise argparse.ArgumentTypeError(f"must be NAME=TEXT, such as wikitext=FILE, not {text!r}")
+    return name, source
+
+
 def run(args: argparse.Namespace) -> int:
     """List, or carry out."""
     from rich.console import Console
 
+    from selattn.cli._reproduction import list_experiments, run_again
+    from selattn.reproduction.results import write_results
     from selattn.reproduction.run import OUT
 
     console = Console(highlight=False)
     if args.list:
-        _options.refuse(
-            args, ["all", "scale", "source", "seeds", "set", "store", "adopt", "data_dir"], "--list only lists"
-        )
+        _options.refuse(args, [*_RUNNING, "report", "again"], "--list only lists")
         list_experiments(console, args.names, args.out or OUT)
         return 0
+    if args.report is not None:
+        _options.refuse(args, [*_RUNNING, "names", "again"], "--report only writes the page")
+        console.print(f"written: {write_results(args.out or OUT, args.report)}", soft_wrap=True)
+        return 0
+    if args.again is not None:
+        _options.refuse(
+            args,
+            [each for each in (*_RUNNING, "names", "out") if each not in ("store", "data_dir")],
+            "--again takes everything from the record",
+        )
+        return run_again(args.again, args.store, args.data_dir, console)
     if bool(args.names) == args.all:
         raise SelattnError("give names of experiments, or --all; see 'selattn reproduce --list'")
     return carry_out(args, console)
@@ -75,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def carry_out(args: argparse.Namespace, console: "Console") -> int:
     """Train, measure, and show the tables."""
+    from selattn.cli._reproduction import show
     from selattn.cli.main import INTERRUPTED
     from selattn.reproduction.progress import Overview, ShownOverview
     from selattn.reproduction.run import OUT, STORE, reproduce
@@ -85,6 +108,7 @@ def carry_out(args: argparse.Namespace, console: "Console") -> int:
         ["all"] if args.all else args.names,
         args.scale,
         source=args.source,
+        texts=dict(args.text),
         seeds=args.seeds,
         store=args.store,
         adopt=args.adopt,
@@ -99,42 +123,3 @@ def carry_out(args: argparse.Namespace, console: "Console") -> int:
     if leads():
         show(found, console)
     return 0
-
-
-def show(found: "Sequence[Outcome]", console: "Console") -> None:
-    """Every table, what it says of the claims, and where it is."""
-    from rich.markup import escape
-
-    from selattn.reproduction.tables import table_of
-    from selattn.reproduction.verdicts import verdict
-
-    for outcome in found:
-        record = outcome.record
-        if record.cells:
-            console.print(table_of(record).markdown(), markup=False, soft_wrap=True)
-        for claim in record.claims:
-            console.print(f"[bold]{verdict(claim, record.scale)}[/]: {escape(claim.text)}", soft_wrap=True)
-        console.print(f"[dim]{' '.join(map(str, outcome.files))}[/]\n", soft_wrap=True)
-
-
-def list_experiments(console: "Console", names: "Sequence[str]", out: Path) -> None:
-    """A table of them: what each is, how long it takes on a laptop, and at which scales there is a record."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    from selattn.reproduction.cost import in_words, seconds
-    from selattn.reproduction.experiments import EXPERIMENTS, find_experiment
-    from selattn.reproduction.scales import find_scale
-
-    table = Table("name", "in the paper", "what", "scales", "laptop", "recorded", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.columns[0].no_wrap = True
-    for each in [find_experiment(name) for name in names] or EXPERIMENTS.values():
-        laptop = find_scale("laptop")
-        time = seconds(each.needs(laptop, laptop.seeds).values()) if "laptop" in each.scales else None
-        there = [scale for scale in each.scales if (out / scale / f"{each.name}.json").is_file()]
-        scales = "all" if len(each.scales) == len(SCALES) else ", ".join(each.scales)
-        table.add_row(
-            each.name, each.paper, each.sentence, scales, "" if time is None else in_words(time), ", ".join(there)
-        )
-    console.print(table)
-    console.print("[dim]laptop: about how long its trainings take on 2 cores, with nothing in the store[/]")

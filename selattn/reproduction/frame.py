@@ -185,7 +185,7 @@ class Experiment:
         sentence: what it is about.
         needs: the models that it needs at a scale, for so many seeds, by name.
         evaluate: measures them.
-        figure: draws a record; None for a table alone.
+        figure: draws a record, in one figure or in several by name; None for a table alone.
         scales: at which it can be run.
     """
 
@@ -194,5 +194,5 @@ class Experiment:
     sentence: str
     needs: Callable[[Scale, Sequence[int]], dict[str, Need]]
     evaluate: Callable[[Lab], Found]
-    figure: Callable[[Reproduction], Figure] | None = None
+    figure: Callable[[Reproduction], Figure | dict[str, Figure]] | None = None
     scales: tuple[str, ...] = SCALES

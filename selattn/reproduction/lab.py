@@ -72,7 +72,7 @@ class Lab:
         self.scale, self.seeds, self.store, self.needs = scale, tuple(seeds), store, needs
         self.memory, self.team, self.overview, self.questions = memory, team, overview, questions
         self.used: dict[str, Trained] = {}
-        self.settings: dict[str, Any] = {"set": list(settings)} if settings else {}
+        self.settings: dict[str, Any] = {"source": scale.data.source, "set": list(settings), "texts": dict(scale.texts)}
         self._changes = settings
 
     def trained(self, name: str, seed: int | None = None) -> Trained:
@@ -126,7 +126,8 @@ class Lab:
             if not isinstance(theirs, TextData) or other.record is None:
                 continue
             same = replace(theirs, context=data.context, layout=data.layout) == data
-            if same and other.record.data_checksums != record.data_checksums:
+            known = record.data_checksums and other.record.data_checksums  # those of early versions have none
+            if same and known and other.record.data_checksums != record.data_checksums:
                 raise SelattnError(
                     f"{found.folder} and {other.folder} were trained on different texts of the same name: "
                     "begin another store with --store, and adopt the runs of one text only"

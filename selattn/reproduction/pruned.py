@@ -23,7 +23,7 @@ from selattn.reproduction.store import Trained
 
 FLOOR = 2  # tokens that every layer keeps in the end
 GAIN = 0.005  # nats above the unpruned loss at which the gain still counts as kept
-POLICIES = {"H2O": "h2o", "TOVA": "tova", "Window+4": "window"}
+POLICIES = {"H2O": "h2o", "TOVA": "tova", "Window+4": "window+4"}
 ALL, LONG = "all documents", "long documents"
 
 
@@ -135,7 +135,7 @@ def tradeoff(lab: Lab, seed: int, others: bool = True) -> Tradeoff:
         curves += [Curve(name, "standard", base, policy, sizes=True) for name, policy in POLICIES.items()]
     scale = lab.scale
     texts = {ALL: lab.text(), LONG: lab.text(long=True)}
-    lab.settings |= {"report_rows": scale.report_rows, "source": scale.data.source}
+    lab.settings["report_rows"] = scale.report_rows
     key = {
         "part": "trade-off",
         "models": [curve.loaded.fingerprint for curve in curves],

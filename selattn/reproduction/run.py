@@ -7,7 +7,7 @@ iteration, and what has been measured is not measured again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def reproduce(
     scale: str = "smoke",
     *,
     source: str | None = None,
+    texts: Mapping[str, str] | None = None,
     seeds: Sequence[int] | None = None,
     store: str | Path = STORE,
     adopt: Sequence[str | Path] = (),
@@ -61,6 +62,7 @@ def reproduce(
         names: of experiments; "all" for every one that can be run at this scale.
         scale: smoke, laptop or paper.
         source: the text, as `selattn.data.documents` takes it; None for that of the scale.
+        texts: files for wikitext and lm1b, where these are not to come from the hub.
         seeds: of the trainings; None for those of the scale.
         store: the folder of trained models.
         adopt: folders with finished runs of `selattn train`, which are taken into the store first.
@@ -69,7 +71,7 @@ def reproduce(
         questions: a folder with the questions of the downstream tasks; None for the hub, and made-up ones for smoke.
         overview: is shown how trainings proceed.
     """
-    size, overview = find_scale(scale, source), overview or Overview()
+    size, overview = find_scale(scale, source, texts), overview or Overview()
     chosen = choose(names, size)
     wanted = tuple(size.seeds if seeds is None else seeds)
     check_settings(settings)
@@ -182,6 +184,9 @@ def write(experiment: Experiment, record: Reproduction, out: Path) -> tuple[Path
             write_text(path.with_suffix(suffix), text)
             files.append(path.with_suffix(suffix))
     if experiment.figure is not None:
-        figure = experiment.figure(read_body(path, Reproduction))
-        files.append(write_figure(figure, path.with_suffix(".png")))
+        drawn = experiment.figure(read_body(path, Reproduction))
+        figures = drawn if isinstance(drawn, dict) else {"": drawn}
+        for name, figure in figures.items():
+            added = f"-{name.replace(' ', '-')}" if name else ""
+            files.append(write_figure(figure, path.with_name(f"{path.stem}{added}.png")))
     return tuple(files)

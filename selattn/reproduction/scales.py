@@ -8,7 +8,7 @@ paper   the paper's own setting, for many GPUs under torchrun
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from selattn.errors import SelattnError
@@ -25,7 +25,8 @@ from selattn.training.config import (
 from selattn.training.runs.kinds import KINDS, size
 
 # What most runs of the paper's language models share; see `selattn.training.runs.paper`.
-_PAPER_STEPS, _PAPER_SHORT = 524_288, 65_536
+_PAPER_STEPS = 524_288
+OTHERS = ("wikitext", "lm1b")  # texts of single experiments
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class Scale:
         mean_rows: texts that F is averaged over.
         questions: of each downstream task; None for all.
         about: what text it reads, in a sentence.
+        texts: what is read for other texts, by their name on the hub.
     """
 
     name: str
@@ -82,6 +84,13 @@ class Scale:
     mean_rows: int
     questions: int | None
     about: str
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def on(self, name: str) -> Scale:
+        """The same with another text: a dataset of the hub, or what the user has named for it."""
+        if self.name == "smoke":
+            return self
+        return replace(self, data=replace(self.data, source=self.texts.get(name, name)))
 
     @property
     def context(self) -> int:
@@ -214,11 +223,23 @@ PAPER = Scale(
 _ALL = {scale.name: scale for scale in (SMOKE, LAPTOP, PAPER)}
 
 
-def find_scale(name: str, source: str | None = None) -> Scale:
-    """The scale of that name, with another text if one is given."""
+def find_scale(name: str, source: str | None = None, texts: Mapping[str, str] | None = None) -> Scale:
+    """The scale of that name.
+
+    Args:
+        name: smoke, laptop or paper.
+        source: the text of most experiments; None for that of the scale.
+        texts: files for wikitext and lm1b, where these are not to come from the hub.
+    """
     if name not in _ALL:
         raise SelattnError(f"unknown scale {name!r}: choose {', '.join(_ALL)}")
     scale = _ALL[name]
+    for other in texts or ():
+        if other not in OTHERS:
+            raise SelattnError(f"no experiment reads a text {other!r}: choose {' or '.join(OTHERS)}")
+        if name == "smoke":
+            raise SelattnError("--text would change nothing: the smoke scale reads Python's own documentation")
+    scale = replace(scale, texts=dict(texts or {}))
     if source is None:
         return scale
     if name == "smoke":

@@ -87,7 +87,7 @@ def test_what_cannot_be_adopted_is_said(run_folder, tmp_path):
     shutil.copytree(run_folder, runs / "old")
     file = runs / "old" / "model" / "training_record.json"
     record = json.loads(file.read_text())
-    del record["data_checksums"]
+    del record["steps"]
     file.write_text(json.dumps(record))
     shutil.copytree(run_folder, runs / "tuned")
     tuned = {**json.loads((run_folder / "model/training_record.json").read_text())}
@@ -95,7 +95,7 @@ def test_what_cannot_be_adopted_is_said(run_folder, tmp_path):
     (runs / "tuned/model/training_record.json").write_text(json.dumps(tuned))
     shutil.copytree(run_folder, runs / "unfinished", ignore=shutil.ignore_patterns("model"))
     found = Store(tmp_path / "store").adopt(runs)
-    assert "lacks 'data_checksums'" in found.pop(runs / "old")
+    assert "lacks 'steps'" in found.pop(runs / "old")
     assert found == {runs / "tuned": "left out: it began with the model of another run"}
     assert not (tmp_path / "store" / "models").exists()
     with pytest.raises(SelattnError, match="is not a folder: --adopt takes"):

@@ -1,0 +1,31 @@
+"""How the gap develops with the number of training tokens with learned positions, as in the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selattn.reproduction.courses import course, draw_course
+from selattn.reproduction.frame import Experiment, Found, Need
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import KINDS, trio
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three models with learned positions."""
+    return trio(scale, seeds, positions="learned")
+
+
+def evaluate(lab: Lab) -> Found:
+    """Their losses at every evaluation."""
+    return course(lab, KINDS, "With learned positions, as in the paper, selective attention has the smaller loss.")
+
+
+EXPERIMENT = Experiment(
+    name="course-learned",
+    paper="Section 6.1, and open: training tokens",
+    sentence="the gap between standard and selective attention over training, with learned positions",
+    needs=needs,
+    evaluate=evaluate,
+    figure=draw_course,
+)

@@ -1,0 +1,69 @@
+"""What the paper did not tune: the weight of the memory loss, 0.02 beside its 0.1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selattn.evaluation.searches import read_path
+from selattn.models.loading import load
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.pruned import GAIN, last_within, loss_with, search
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import with_seeds
+from selattn.reproduction.verdicts import differences
+
+EPSILONS = (0.0, 0.02, 0.1, 0.3)
+
+
+def _name(epsilon: float) -> str:
+    return f"epsilon {epsilon:g}"
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """Selective models with more and more weight on memory."""
+    tried = EPSILONS if scale.name != "smoke" else EPSILONS[:3]
+    return with_seeds({_name(each): scale.run("selective", memory_epsilon=each) for each in tried}, seeds)
+
+
+def evaluate(lab: Lab) -> Found:
+    """Loss, and how far each can be pruned within a little of its own loss, on documents that were not searched on."""
+    tried = list(dict.fromkeys(name.partition(",")[0] for name in lab.needs))
+    cells, losses, factors = [], {}, {}
+    for name in tried:
+        found = []
+        for seed in lab.seeds:
+            model = lab.trained(name, seed)
+            loaded = load(model.model)
+            path = read_path(search(lab, model))
+            step = last_within(path, path[0].loss + GAIN, loaded.description.context)
+            assert step is not None
+            found.append((step.factor, loss_with(lab, loaded, step.budgets) - loss_with(lab, loaded, None)))
+        losses[name], factors[name] = lab.losses(name), tuple(factor for factor, _ in found)
+        cells.append(Cell(name, "validation loss", losses[name]))
+        cells.append(Cell(name, f"times less memory within {GAIN} nats (search)", factors[name], digits=1))
+        cells.append(
+            Cell(name, "what that costs on unseen documents, nats", tuple(cost for _, cost in found), digits=4)
+        )
+    small, usual = _name(0.02), _name(0.1)
+    claims = (
+        Claim(
+            "epsilon 0.02 costs less loss than 0.1.", differences(losses[usual], losses[small]),
+            "loss with 0.1 less that with 0.02, nats",
+        ),
+        Claim(
+            "The memory loss of 0.1 makes the cache smaller.",
+            tuple(a / b for a, b in zip(factors[usual], factors[_name(0.0)], strict=True)),
+            "factor with 0.1 over the factor without", than=1.0, digits=2,
+        ),
+    )  # fmt: skip
+    return Found(tuple(cells), claims, ("Each model is pruned to its own loss here, not to the standard model's.",))
+
+
+EXPERIMENT = Experiment(
+    name="epsilon",
+    paper="open: the weight of the memory loss",
+    sentence="the memory loss with other weights",
+    needs=needs,
+    evaluate=evaluate,
+)

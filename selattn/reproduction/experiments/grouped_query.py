@@ -1,0 +1,36 @@
+"""What the paper did not test: multi-query and grouped-query attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from selattn.reproduction.grids import Less, Variant, by_positions, loss_table, pairs, smaller
+from selattn.reproduction.scales import Scale
+
+
+def variants(scale: Scale) -> list[Variant]:
+    """Both kinds with as many key-value heads as query heads, half of them, and one."""
+    d = {"smoke": 2, "laptop": 4, "paper": 12}[scale.name]
+    heads: dict[str, int] = {"multi-head": d, "grouped-query": max(d // 2, 1), "multi-query": 1}
+    heads = {name: kv for name, kv in heads.items() if name != "grouped-query" or kv > 1}
+    rows: dict[str, dict[str, Any]] = {
+        f"{name}, {kv} of {d} key-value heads{added}": {"d": d, "num_key_value_heads": kv, "positions": positions}
+        for positions, added in by_positions(scale).items()
+        for name, kv in heads.items()
+    }
+    return pairs(rows, scale)
+
+
+def claims(scale: Scale) -> list[Less]:
+    """Selective attention is better in each."""
+    rows = list(dict.fromkeys(each.row for each in variants(scale)))
+    return smaller(rows, "Selective attention has the smaller loss with {row}.")
+
+
+EXPERIMENT = loss_table(
+    name="grouped-query",
+    paper="open: multi-query and grouped-query attention",
+    sentence="standard and selective attention with fewer key-value heads",
+    variants=variants,
+    claims=claims,
+)

@@ -1,0 +1,36 @@
+"""Appendix A.2: Parity*, which needs the last two tokens and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from selattn.data.synthetic import Parity
+from selattn.reproduction.frame import Claim
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.tasks import IN, NAMES, solved, task_experiment, task_run
+from selattn.training.config import RunConfig
+from selattn.training.runs import find_run
+
+
+def runs(scale: Scale) -> dict[str, RunConfig]:
+    """The paper's task; on a laptop a small model until it is solved."""
+    if scale.name == "smoke":
+        return {kind: task_run(Parity(bits=8), kind, d=1, batch=8, steps=8, every=4, lr=3e-3) for kind in NAMES}
+    small = "-small" if scale.name == "laptop" else ""
+    return {kind: find_run(f"parity{small}-{kind}") for kind in NAMES}
+
+
+def claims(lab: Lab, ends: Mapping[tuple[str, str], tuple[float | None, ...]]) -> Sequence[Claim]:
+    """Both kinds solve it."""
+    return tuple(solved(ends, kind, IN, f"{kind.capitalize()} attention solves Parity*.") for kind in NAMES)
+
+
+EXPERIMENT = task_experiment(
+    name="parity",
+    paper="Appendix A.2, Parity*",
+    sentence="Parity* with standard and selective attention",
+    runs=runs,
+    papers={(kind, IN, "accuracy"): 1.0 for kind in NAMES},
+    claims=claims,
+)

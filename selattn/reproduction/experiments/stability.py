@@ -1,0 +1,71 @@
+"""Figure 10: whether two trainings, with other first weights and another order of the data, come to the same F."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from selattn.report.mean import MeanF
+from selattn.report.plot import stability
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.pictures import correlation, lower, mean_over_texts, stored
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import trio
+
+
+def _seeds(seeds: Sequence[int]) -> list[int]:
+    """The seeds, at least two of them."""
+    return list(seeds) if len(seeds) > 1 else [seeds[0], seeds[0] + 1]
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """Selective models of several seeds."""
+    return trio(scale, _seeds(seeds), kinds=("selective",))
+
+
+def evaluate(lab: Lab) -> Found:
+    """The correlation of the averages of two trainings in the same layer, beside that of different layers."""
+    seeds = _seeds(lab.seeds)
+    means = [mean_over_texts(lab, lab.trained("selective", seed), f"selective, seed {seed}") for seed in seeds]
+    flat = [[np.log1p(lower(mean.F(layer))) for layer in range(mean.layers)] for mean in means]
+    pairs = list(combinations(range(len(seeds)), 2))
+    cells, same = [], []
+    for layer in range(means[0].layers):
+        values = tuple(correlation(flat[a][layer], flat[b][layer]) for a, b in pairs)
+        same.append(values)
+        cells.append(Cell(f"layer {layer}", "correlation of log(1 + F) in two trainings", values, digits=2))
+    others = [
+        value
+        for a, b in pairs
+        for i in range(len(flat[a]))
+        for j in range(len(flat[b]))
+        if i != j and (value := correlation(flat[a][i], flat[b][j])) is not None
+    ]
+    known = [value for values in same for value in values if value is not None]
+    more = None if not known or not others else float(np.mean(known) - np.mean(others))
+    names = ", ".join(f"{seeds[a]} and {seeds[b]}" for a, b in pairs)
+    claim = Claim(
+        "Sparsity patterns are sometimes stable across trainings.", (more,),
+        "mean correlation of the same layer less that of different layers", digits=2,
+    )  # fmt: skip
+    details = {"first": stored(means[0]), "second": stored(means[1])}
+    return Found(tuple(cells), (claim,), (f"Pairs of seeds, in the order of the values: {names}.",), details)
+
+
+def draw(record: Reproduction) -> Figure:
+    """The first two trainings side by side."""
+    return stability(MeanF.from_json(record.details["first"]), MeanF.from_json(record.details["second"]))
+
+
+EXPERIMENT = Experiment(
+    name="stability",
+    paper="Figure 10",
+    sentence="F averaged over many texts in two trainings",
+    needs=needs,
+    evaluate=evaluate,
+    figure=draw,
+)

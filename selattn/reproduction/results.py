@@ -1,0 +1,108 @@
+"""docs/results.md, from the records alone: each claim, what was run, our number, the paper's, and a verdict."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from selattn.reproduction.earlier import earlier_records
+from selattn.reproduction.experiments import EXPERIMENTS
+from selattn.reproduction.experiments.local import SAME
+from selattn.reproduction.experiments.model_size import DISAGREES
+from selattn.reproduction.frame import Claim, Reproduction
+from selattn.reproduction.tables import seeds_of, table_of
+from selattn.reproduction.verdicts import LEAST, verdict
+from selattn.utils.files import write_text
+from selattn.utils.records import read_body
+
+MARK = "<!-- Written by 'selattn reproduce --report' from the records: do not edit. -->"
+_HEAD = f"""# Results
+
+{MARK}
+
+Each claim of the paper, what was run for it, our number, the paper's, and a verdict. All of it comes from records in
+`results/`, and `selattn reproduce --report` writes this page from them; `selattn reproduce NAME` makes a record
+([reproduction.md](reproduction.md)).
+
+"holds" and "fails" need {LEAST} seeds that agree, and a mean that is further from the bound than their deviation; else
+it is "too small to tell". Fewer seeds are called one run, and only say which way they point. Our models are small and
+young: a verdict is about them.
+"""
+
+
+def write_results(records: Path, page: Path) -> Path:
+    """Write the page from the records in `results/reproduce` and beside it."""
+    write_text(page, results_page(records))
+    return page
+
+
+def results_page(records: Path) -> str:
+    """The page as a text."""
+    found = all_records(records)
+    parts = [_HEAD, "## Claims\n", _claims(found)]
+    parts += ["## What was run\n", *(_section(record) for record in found)]
+    parts += ["## Where the paper disagrees with itself\n", *(f"- {each}" for each in (DISAGREES, SAME)), ""]
+    missing = [each for each in EXPERIMENTS.values() if each.name not in {record.experiment for record in found}]
+    if missing:
+        parts.append("## What has not been run\n")
+        parts.append("\n".join(f"- `{each.name}` ({each.paper}): {each.sentence}" for each in missing) + "\n")
+    return "\n".join(parts)
+
+
+def all_records(records: Path) -> list[Reproduction]:
+    """Those of the experiments, the largest scale first, and those of before; a smoke test shows nothing."""
+    found = [
+        read_body(file, Reproduction)
+        for scale in ("paper", "laptop")
+        for name in EXPERIMENTS
+        if (file := records / scale / f"{name}.json").is_file()
+    ]
+    found += earlier_records(records.parent)
+    order = list(EXPERIMENTS)
+    return sorted(found, key=lambda record: (order.index(record.experiment), record.earlier is not None))
+
+
+def _claims(found: Sequence[Reproduction]) -> str:
+    lines = ["| claim | in the paper | what was run | ours | the paper's | verdict |", "|" + " --- |" * 6]
+    for record in found:
+        for claim in record.claims:
+            run = f"{record.experiment}: {record.data}"
+            cells = (claim.text, record.paper, run, _ours(claim), _papers(claim), verdict(claim, record.scale))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _ours(claim: Claim) -> str:
+    """The mean and the range, of how many seeds, and what the number is."""
+    known = [value for value in claim.values if value is not None]
+    if not known:
+        return f"none ({claim.what})"
+    mean, low, high = (f"{value:,.{claim.digits}f}" for value in (statistics.fmean(known), min(known), max(known)))
+    spread = f" ({low} to {high}, {len(known)} seeds)" if len(known) > 1 else "" if claim.exact else " (one run)"
+    return f"{mean}{spread}: {claim.what}"
+
+
+def _papers(claim: Claim) -> str:
+    return "" if claim.paper is None else f"{claim.paper:g}"
+
+
+def _section(record: Reproduction) -> str:
+    """The table, every seed's own number, and where it comes from."""
+    where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
+    lines = [f"### {record.experiment}: {record.sentence}\n", f"Record: `{where}`.{_made(record)}\n"]
+    if record.cells:
+        lines.append(table_of(record).markdown())
+    if len(record.seeds) > 1:
+        lines.append("<details><summary>Every seed</summary>\n")
+        lines += [f"- {cell.row}, {cell.column}: {seeds_of(cell, record.seeds)}" for cell in record.cells]
+        lines.append("\n</details>\n")
+    return "\n".join(lines)
+
+
+def _made(record: Reproduction) -> str:
+    """The commits and the text that its models were trained with."""
+    commits = sorted({str(model.commit)[:10] for model in record.models})
+    texts = sorted({model.data_checksums["train"][:10] for model in record.models if "train" in model.data_checksums})
+    found = f" Models of commit {', '.join(commits)}" if commits else ""
+    return f"{found}, training tokens {', '.join(texts)}." if texts else f"{found}." if found else ""

@@ -1,0 +1,76 @@
+"""The page of results is what the records say, and a record that is run again gives its numbers."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from selattn.cli.main import main
+from selattn.errors import SelattnError
+from selattn.reproduction import experiments, run
+from selattn.reproduction.again import again
+from selattn.reproduction.earlier import earlier_records
+from selattn.reproduction.frame import Claim, Reproduction
+from selattn.reproduction.results import results_page
+from selattn.utils.records import read_body, write_record
+from tests.reproduction.tiny import TINY
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_page_is_what_the_records_say():
+    """`selattn reproduce --report` writes it."""
+    assert (ROOT / "docs/results.md").read_text() == results_page(ROOT / "results/reproduce")
+
+
+def test_every_experiment_stands_on_the_page():
+    page = (ROOT / "docs/results.md").read_text()
+    assert [name for name in experiments.EXPERIMENTS if f"`{name}`" not in page and f"### {name}:" not in page] == []
+
+
+def test_a_record_changes_the_page(tmp_path):
+    before = results_page(tmp_path / "reproduce")
+    claim = Claim("It is faster.", (0.11, 0.12, 0.1), "seconds saved", paper=0.2)
+    record = Reproduction("positions", "Table 9", "it", "laptop", "a text", (0, 1, 2), (), (claim,), (), {}, ())
+    write_record(tmp_path / "reproduce/laptop/positions.json", record, [0, 1, 2])
+    page = results_page(tmp_path / "reproduce")
+    assert "| 0.110 (0.100 to 0.120, 3 seeds): seconds saved | 0.2 | holds |" in page
+    assert "- `positions`" in before
+    assert "- `positions`" not in page
+
+
+def test_earlier_records_are_those_of_the_files():
+    found = {record.experiment: record for record in earlier_records(ROOT / "results")}
+    study = json.loads((ROOT / "results/lm_comparison.json").read_text())
+    wanted = sorted(run["evaluation"]["validation"]["loss"] for run in study["runs"] if run["run"] == "zoo-selective")
+    assert sorted(found["course-learned"].cell("3.1M tokens", "selective").values) == wanted
+    assert found["efficiency"].earlier == "results/tradeoff.json"
+    assert {"variable-assignment", "copy", "parity", "comparison", "after-pruning"} <= set(found)
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    for place in (experiments, run):
+        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": TINY})
+    run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out")
+    return tmp_path / "out/smoke/tiny.json"
+
+
+def test_a_record_run_again_gives_its_numbers(record, tmp_path, capsys):
+    found = again(record)
+    assert (found.numbers, found.differ) == (3, ())
+    assert main(["reproduce", "--again", str(record), "--store", str(tmp_path / "store")]) == 0
+    assert "3 of 3 numbers are the same" in capsys.readouterr().out
+    before = read_body(record, Reproduction)
+    cells = (dataclasses.replace(before.cells[0], values=(1.25,)), *before.cells[1:])
+    write_record(record, dataclasses.replace(before, cells=cells), [0])
+    assert main(["reproduce", "--again", str(record), "--store", str(tmp_path / "store")]) == 1
+    assert "loss, standard, seed 0: 1.25 in the record" in capsys.readouterr().out
+
+
+def test_what_another_command_measured_is_run_again_by_it(tmp_path):
+    taken = next(iter(earlier_records(ROOT / "results")))
+    write_record(tmp_path / "it.json", taken, [0])
+    with pytest.raises(SelattnError, match=r"was taken from results/lm_comparison\.json: run that one"):
+        again(tmp_path / "it.json")
