@@ -4,13 +4,15 @@ Forward, backward, decode step and eviction order, in the configurations that us
 and 128. The record has the registers, spills and shared memory of each kernel, as ptxas and Triton tell them, and
 whether that fits the card. Then the rarer calls (masks, biases, states, soft caps, ...), for one card in bf16.
 
-Nothing runs, and nothing is timed. It takes about half an hour of one core; `--jobs` spreads it over several.
+Nothing runs, and nothing is timed. It takes about ten minutes of one core; `--jobs` spreads it over several, and
+`--extend` adds to the record that is there, if that is of the same kernels.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,7 +24,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from selattn.ops.backends.triton import ahead, calls, configs
+from selattn.errors import SelattnError
+from selattn.ops.backends.triton import ahead, calls, configs, selfcheck
 from selattn.utils import records
 from selattn.utils.progress import ProgressLines
 
@@ -88,8 +91,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Record:
-    """What is written: each card in short, every kernel of the usual calls, and the rarer calls' kernels."""
+    """What is written: a hash of the kernels' text, each card in short, the usual calls' kernels, the rarer calls'."""
 
+    kernels: str
     targets: tuple[Target, ...]
     rows: tuple[Row, ...]
     rarer: tuple[Row, ...]
@@ -110,6 +114,23 @@ def compiled(name: str, target: int, dtype: str, size: int) -> list[Row]:
         spills = max(x.spill_stores, x.spill_loads)
         rows.append(Row(name, target, dtype, size, x.kernel, options, x.registers, spills, x.shared, limit))
     return rows
+
+
+def before(path: Path, kernels: str) -> Record:
+    """The record that is there; an empty one if there is none. One of other kernels is refused."""
+    if not path.exists():
+        return Record(kernels, (), (), ())
+    found = records.read_body(path, Record)
+    if found.kernels != kernels:
+        raise SelattnError(f"{path} is of other kernels: without --extend it is made anew")
+    return found
+
+
+def merged(old: tuple[Row, ...], new: list[Row]) -> list[Row]:
+    """All rows, card by card; of a call that was compiled again the new ones."""
+    again = {(row.call, row.target, row.dtype, row.size) for row in new}
+    kept = [row for row in old if (row.call, row.target, row.dtype, row.size) not in again]
+    return sorted([*kept, *new], key=lambda row: (row.target, DTYPES.index(row.dtype), row.size))
 
 
 def in_short(rows: list[Row]) -> list[Target]:
@@ -155,14 +176,20 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--calls", nargs="+", default=list(calls.CALLS), choices=list(calls.CALLS))
-    parser.add_argument("--no-rarer", action="store_true", help="leave out the rarer calls")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--no-rarer", action="store_true", help="leave out the rarer calls")
+    parts.add_argument("--only-rarer", action="store_true", help="leave out the usual calls")
+    parser.add_argument("--extend", action="store_true", help="keep what the record has beside")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
     parser.add_argument("--out", type=Path, default=Path("results/gpu_compile.json"))
     args = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     records.check_output(args.out)
-    usual = list(product(args.calls, args.targets, args.dtypes, args.sizes))
+    kernels = selfcheck.identity(torch.device("cpu"), torch.float32)["kernels"]
+    if args.extend:
+        before(args.out, kernels)
+    usual = [] if args.only_rarer else list(product(args.calls, args.targets, args.dtypes, args.sizes))
     todo = usual + [(name, *RARER) for name in ([] if args.no_rarer else calls.RARER)]
     found: list[list[Row]] = []
     progress = ProgressLines()
@@ -172,14 +199,21 @@ def main() -> None:
             found.append(each)
     progress("done", len(todo), len(todo))
     rows, others = ([row for each in some for row in each] for some in (found[: len(usual)], found[len(usual) :]))
+    if args.extend:  # another may have written meanwhile
+        old = before(args.out, kernels)
+        rows, others = merged(old.rows, rows), merged(old.rarer, others)
     targets = in_short(rows)
     draw(targets)
     outside = [row for row in (*rows, *others) if row.shared > row.limit]
     for row in outside:
         print(f"{row.kernel} of {row.call!r} on sm_{row.target} takes {row.shared:,} bytes, and has {row.limit:,}")
-    print(records.write_record(args.out, Record(tuple(targets), tuple(rows), tuple(others)), seed=None))
+    print(records.write_record(args.out, Record(kernels, tuple(targets), tuple(rows), tuple(others)), seed=None))
     raise SystemExit(bool(outside))
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except SelattnError as error:
+        print(f"gpu_compile.py: {error}", file=sys.stderr)
+        sys.exit(2)
