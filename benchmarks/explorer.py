@@ -1,6 +1,6 @@
 """How large the explorer's page is, how long it takes to open, and how long to change the layer and the position.
 
-    python benchmarks/explorer.py [--out results/explorer.json]
+    python benchmarks/explorer.py [--out results/explorer.json] [--shape TOKENS LAYERS]...
 
 Pages of real F: `zoo:memory-2048` on Python's own documentation, its layers repeated to the number wanted. It needs
 playwright and a chromium (`make test-browser` installs them), and a quiet machine.
@@ -15,7 +15,10 @@ import tempfile
 from pathlib import Path
 
 from selattn.data.embedded import embedded_documents
-from selattn.report.explorer import Page, explore
+from selattn.report.explorer import Page
+from selattn.report.explorer.page import COARSE, LARGE
+from selattn.report.trace import STEP
+from selattn.report.trace import trace as trace_of
 from selattn.utils.records import write_record
 from tests.report.browser import Tab, browser
 
@@ -26,11 +29,11 @@ TIMES = 10
 def page_of(tokens: int, layers: int) -> Page:
     """A page of so many tokens and layers."""
     text = "\n\n".join(document for document, _ in zip(embedded_documents(), range(40), strict=False))
-    found = explore("zoo:memory-2048", text, policies=["selective"], budgets=[tokens // 4, tokens // 16], limit=tokens)
-    (trace,) = found.traces
+    step = STEP if tokens * (tokens + 1) // 2 * layers < LARGE else COARSE  # as a page of so many has it
+    trace = trace_of("zoo:memory-2048", text, limit=tokens, step=step)
     assert trace.size == tokens
     packed = [trace.packed[layer % trace.layers] for layer in range(layers)]
-    return Page((dataclasses.replace(trace, kinds=["selective"] * layers, packed=packed, runs=[]),))
+    return Page((dataclasses.replace(trace, kinds=["selective"] * layers, packed=packed),))
 
 
 def measure(opened: object, page: Page, folder: Path) -> dict[str, float | int]:
@@ -65,9 +68,10 @@ def main() -> None:
     """Measure each shape and write the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("results/explorer.json"))
+    parser.add_argument("--shape", type=int, nargs=2, action="append", metavar=("TOKENS", "LAYERS"), default=[])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, browser() as opened:
-        rows = [measure(opened, page_of(*shape), Path(folder)) for shape in SHAPES]
+        rows = [measure(opened, page_of(*shape), Path(folder)) for shape in args.shape or SHAPES]
     for row in rows:
         print(row)
     print(write_record(args.out, {"rows": rows}, None))

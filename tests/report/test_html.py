@@ -15,7 +15,7 @@ from selattn.pruning.record import SearchRecord
 from selattn.report.explorer import Page
 from selattn.report.html import Report, Section
 from selattn.report.html.blocks import Explorer, Facts, Headline, Listing, Paragraph, Picture, Table, flat
-from selattn.report.html.evaluation import comparison_report, tradeoff_report
+from selattn.report.html.evaluation import against_memory, comparison_report, tradeoff_report
 from selattn.report.html.search import search_report
 from selattn.report.html.training import training_report
 from selattn.report.seeds import MergedTradeoff
@@ -129,12 +129,19 @@ def test_speed_and_losses():
         "quartiles": [9.0, 11.0],
     }
     kv = {"held": [8, 8], "read": [8, 8], "mean": 8.0, "memory_factor": 8.0}
+    whole = {"held": [64, 64], "read": [64, 64], "mean": 64.0, "memory_factor": 1.0}
     about = {"fingerprint": "", "parameters": 9, "context": 64, "kv": kv, "policy": "selective"}
     models = [
-        {"model": "a", **about, "budgets": None, "text": {"book": text}, "decoding": decoding},
+        {"model": "a", **about, "kv": whole, "budgets": None, "text": {"book": text}, "decoding": decoding},
         {"model": "b", **about, "budgets": [8, 8], "text": {"book": {**text, "loss": 2.25}}, "decoding": decoding},
     ]
-    page = report(comparison_report, Comparison, {**record("results/tasks.json"), "models": models})
+    found = {**record("results/tasks.json"), "models": models}
+    page = report(comparison_report, Comparison, found)
+    (picture,) = against_memory(as_body(found, Comparison).models)
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in picture.figure.axes[0].lines}
+    assert drawn == {"a": [[64, 2.5]], "b": [[8, 2.25]]}
+    assert page.count("<img ") == 1
+    assert against_memory(as_body(found, Comparison).models[:1]) == []  # which says nothing
     losses, memory, speed = Outline(page).tables
     assert losses == [["model", "book"], ["a", "2.5000"], ["b", "2.2500"]]
     assert '<tr class="strong"><th scope="row">b' in page

@@ -24,7 +24,7 @@ def comparison_report(found: Comparison, made: Provenance) -> Report:
         "context in every layer."
     )
     sections = [
-        *([Section("Loss on text", [losses(models)])] if models[0].text else []),
+        *([Section("Loss on text", [losses(models), *against_memory(models)])] if models[0].text else []),
         *([Section("Multiple choice", [tasks(models)])] if models[0].tasks else []),
         Section("Memory", [Paragraph(words), memory(models)]),
         *([Section("Decoding", [decoding(models)])] if models[0].decoding is not None else []),
@@ -44,6 +44,20 @@ def losses(models: Sequence[Evaluated]) -> Table:
     read = "; ".join(f"{name}: {models[0].text[name].tokens:,} tokens" for name in texts)
     best = min(range(len(models)), key=lambda i: models[i].text[texts[0]].loss)
     return Table(["model", *texts], rows, f"Nats per token, lower is better ({read})", strong=[best])
+
+
+def against_memory(models: Sequence[Evaluated]) -> list[Picture]:
+    """Each model's loss against what its caches hold; nothing where all hold the same, or contexts differ."""
+    if len({one.kv.mean for one in models}) < 2 or len({one.context for one in models}) > 1:
+        return []
+    texts = list(models[0].text)
+    points = [
+        {"name": one.model, "points": [{"kv_size": one.kv.mean, "loss": {text: one.text[text].loss for text in texts}}]}
+        for one in models
+    ]
+    record = {"texts": texts, "context": models[0].context, "baseline": None, "curves": points}
+    caption = "Loss against the tokens that a layer holds; smaller caches to the right, better models below."
+    return [Picture(plot.tradeoff(record), caption, "A point for each model: its loss and the size of its cache.")]
 
 
 def tasks(models: Sequence[Evaluated]) -> Table:
