@@ -10,7 +10,7 @@ import pytest
 import selattn
 from selattn.cli.main import main
 from selattn.evaluation import compare, tradeoff
-from tests import two_processes
+from tests import forked
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
 
@@ -145,8 +145,9 @@ def test_two_processes_agree_on_what_is_known(measured):
     want = content()
     begin(measured, 4)
     assert main(words) == 130
-    said = two_processes.run(words)
-    assert said.count("4 of 6 parts were measured before") == 1
+    done = forked.run(["-m", "selattn", *words], count=2)
+    assert done.returncodes == [0, 0], done.stderr
+    assert done.stdout.count("4 of 6 parts were measured before") == 1
     assert content() == want
     assert not PARTS.exists()
 

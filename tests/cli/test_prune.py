@@ -13,7 +13,7 @@ from selattn.models import SelectiveForCausalLM
 from selattn.models.loading import load
 from selattn.pruning import job
 from selattn.pruning.path import claimed
-from tests import two_processes
+from tests import forked
 from tests.evaluation.folders import model_folder, text_file
 
 
@@ -167,8 +167,9 @@ def test_a_baseline_is_a_threshold(whole, here, tmp_path):
 
 
 def test_two_processes_find_what_one_finds(whole, here, tmp_path):
-    said = two_processes.run(command(here, tmp_path / "two"))
-    assert said.count("times less memory") == 1  # one of them speaks
+    done = forked.run(["-m", "selattn", *command(here, tmp_path / "two")], count=2)
+    assert done.returncodes == [0, 0], done.stderr
+    assert done.stdout.count("times less memory") == 1  # one of them speaks
     assert path_of(tmp_path / "two") == path_of(whole)
     assert (tmp_path / "two" / "budgets.json").read_text() == (whole / "budgets.json").read_text()
 
