@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
 
@@ -36,7 +36,7 @@ def list_runs(console: "Console", containing: str) -> None:
                 table.add_row(
                     name,
                     attention(model["attention"]) + (", memory loss" if model.get("memory_epsilon") else ""),
-                    f"{model['num_hidden_layers']}×{model['hidden_size']}",
+                    size(model),
                     f"{config.data.context:,}",
                     f"{config.batch.size:,}",
                     f"{config.schedule.steps:,}",
@@ -45,11 +45,18 @@ def list_runs(console: "Console", containing: str) -> None:
             console.print(table)
 
 
-def attention(kinds: "Sequence[str]") -> str:
+def size(model: "Mapping[str, Any]") -> str:
+    """Layers and the size of a state; of T5 the layers of encoder and decoder."""
+    if "num_decoder_layers" in model:
+        return f"{model['num_layers']}+{model['num_decoder_layers']}×{model['d_model']}"
+    return f"{model['num_hidden_layers']}×{model['hidden_size']}"
+
+
+def attention(kinds: "str | Sequence[str]") -> str:
     """The kinds of the layers, repeated ones counted: `3 local:32, standard`."""
     from itertools import groupby
 
-    groups = [(kind, len(list(same))) for kind, same in groupby(kinds)]
+    groups = [(kind, len(list(same))) for kind, same in groupby([kinds] if isinstance(kinds, str) else kinds)]
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in groups)
 
 
@@ -62,8 +69,11 @@ def show(console: "Console", config: "RunConfig") -> None:
     from selattn.training.describe import descriptions
     from selattn.training.model import model_config
     from selattn.training.overrides import fields
+    from selattn.training.t5 import T5Settings, settings_class, t5_settings
 
     model, about = model_config(config), descriptions(config)
+    if settings_class(config) is T5Settings:
+        model = t5_settings(config)
     table = Table(title=config.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
     table.add_column("field", no_wrap=True)
     table.add_column("value", overflow="fold", max_width=24)

@@ -6,6 +6,8 @@ Every dataset is map-style: `len(ds)`, and `ds[i]` is a dict of 1-D int64 tensor
 
 from selattn.data.corpus import build_corpus, store_for, tokenizer_for
 from selattn.data.rows import DocumentRows, PackedRows, Shuffled, check_vocabulary
+from selattn.data.sentinels import sentinels_of, with_sentinels
+from selattn.data.spans import Spans, SpanSamples, TextRows
 from selattn.data.store import TokenStore, build_store
 from selattn.data.synthetic import TASKS, Copy, Parity, Task, VariableAssignment, make_task
 from selattn.data.text import Reading, documents
@@ -19,7 +21,10 @@ __all__ = [
     "Parity",
     "Reading",
     "Shuffled",
+    "SpanSamples",
+    "Spans",
     "Task",
+    "TextRows",
     "TokenStore",
     "Tokenizer",
     "VariableAssignment",
@@ -29,6 +34,8 @@ __all__ = [
     "documents",
     "make_task",
     "read_tokenizer",
+    "sentinels_of",
     "store_for",
     "tokenizer_for",
+    "with_sentinels",
 ]

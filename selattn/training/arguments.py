@@ -10,10 +10,15 @@ import torch
 from transformers import TrainingArguments
 
 from selattn.errors import SelattnError
-from selattn.training.config import RunConfig
+from selattn.training.config import RunConfig, SpanData
 from selattn.utils.distributed import world_size
 
-_DECAY = {"cosine": "cosine_with_min_lr", "linear": "linear", "constant": "constant_with_warmup"}
+_DECAY = {
+    "cosine": "cosine_with_min_lr",
+    "linear": "linear",
+    "constant": "constant_with_warmup",
+    "inverse_sqrt": "inverse_sqrt",
+}
 
 
 def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
@@ -98,7 +103,7 @@ def _sharding(run: RunConfig) -> dict[str, Any]:
         return {}
     config = {
         "version": 2,
-        "transformer_layer_cls_to_wrap": ["SelectiveDecoderLayer"],
+        "transformer_layer_cls_to_wrap": ["T5Block" if isinstance(run.data, SpanData) else "SelectiveDecoderLayer"],
         "activation_checkpointing": run.machine.recompute,
     }
     return {"fsdp": True, "fsdp_config": config}

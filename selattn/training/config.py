@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
+from selattn.data.spans import Spans
 from selattn.data.synthetic import Task
 from selattn.data.text import Reading
 from selattn.errors import SelattnError, shortened
@@ -70,10 +71,44 @@ class TextData:
 
 
 @dataclass(frozen=True)
+class SpanData(TextData):
+    """Span corruption of documents of text, with which T5 is trained: the model of such a run is a T5.
+
+    Args:
+        source: what `selattn.data.text.documents` takes: a name (c4, wikitext, lm1b, embedded), a file or a folder.
+        column: where `.jsonl` files and the hub have the text.
+        separator: what stands between the documents of a `.txt` file, see `selattn.data.text.Reading`.
+        limit: read at most so many documents.
+        validation: the share of documents that is held out, where the source has no validation part of its own.
+        tokenizer: a folder with a tokenizer, or a SentencePiece model; None trains one on the training documents.
+        vocabulary: tokens of a trained tokenizer; a given one must have as many. The sentinels come on top.
+        layout: "packed": documents stand one after another, as in T5.
+        context: tokens of the encoder's input; the decoder's are 0.22 times as many with T5's noise.
+        noise: the share of the text that the decoder has to say.
+        span: the mean length of a span of it.
+    """
+
+    layout: Literal["documents", "packed"] = "packed"
+    noise: float = 0.15
+    span: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout != "packed":
+            raise SelattnError("data.layout of span corruption is packed: documents stand one after another, as in T5")
+        self.spans()
+
+    def spans(self) -> Spans:
+        """How much of a row is noise."""
+        return Spans(self.context, self.noise, self.span)
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """AdamW. The paper: 0.9, 0.999 and a learning rate of 0.005.
 
     Args:
+        kind: "adamw"; or "adafactor", T5's, whose steps are relative to the size of a weight.
         lr: the peak of the learning rate.
         beta1: decay of the first moment.
         beta2: decay of the second moment.
@@ -82,6 +117,7 @@ class Optimizer:
         clip: the largest norm of the gradient; 0 is no clipping (open).
     """
 
+    kind: Literal["adamw", "adafactor"] = "adamw"
     lr: float = 0.005
     beta1: float = 0.9
     beta2: float = 0.999
@@ -94,6 +130,10 @@ class Optimizer:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise SelattnError(f"optimizer.{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.kind == "adafactor":
+            for name in ("beta1", "beta2", "eps"):
+                if getattr(self, name) != getattr(Optimizer, name):
+                    raise SelattnError(f"optimizer.{name} belongs to AdamW: leave it out with adafactor")
 
 
 @dataclass(frozen=True)
@@ -103,17 +143,19 @@ class Schedule:
     Args:
         steps: optimizer steps in all.
         warmup: steps in which the learning rate rises from 0.
-        decay: what follows.
+        decay: what follows; "inverse_sqrt" is the peak times sqrt(warmup / step), as in T5.
         final: the last learning rate as a share of the peak (open: 0).
     """
 
     steps: int = 524_288
     warmup: int = 1_000
-    decay: Literal["cosine", "linear", "constant"] = "cosine"
+    decay: Literal["cosine", "linear", "constant", "inverse_sqrt"] = "cosine"
     final: float = 0.0
 
     def __post_init__(self) -> None:
         _at_least(self, "schedule", steps=1, warmup=0)
+        if self.decay == "inverse_sqrt" and not self.warmup:
+            raise SelattnError("schedule.decay=inverse_sqrt is measured in warm-up steps: set schedule.warmup")
         if not 0 <= self.final <= 1:
             raise SelattnError(f"schedule.final must be in [0, 1], not {self.final}")
 
@@ -256,7 +298,8 @@ class RunConfig:
 
     Args:
         name: of the run.
-        model: settings of `SelectiveConfig`. The vocabulary and the context size follow from the data unless given;
+        model: settings of `SelectiveConfig`, or of `T5Settings` with span corruption.
+            The vocabulary and the context size follow from the data unless given;
             with `start.model` these settings change those of that model, except for its architecture.
         data: text, or a synthetic task.
         seed: of the initial weights, of dropout and of the order of the data.
@@ -302,7 +345,8 @@ class RunConfig:
             if isinstance(value, Mapping):
                 value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
             found[at.name] = value
-        found["data"] = {"kind": "text" if isinstance(self.data, TextData) else self.data.name, **found["data"]}
+        kind = "spans" if isinstance(self.data, SpanData) else "text" if isinstance(self.data, TextData) else None
+        found["data"] = {"kind": kind or self.data.name, **found["data"]}  # type: ignore[union-attr]
         return found
 
 

@@ -12,15 +12,20 @@ from selattn.data import (
     DocumentRows,
     PackedRows,
     Shuffled,
+    SpanSamples,
     Task,
+    TextRows,
     Tokenizer,
+    TokenStore,
     VariableAssignment,
     read_tokenizer,
+    sentinels_of,
     store_for,
     tokenizer_for,
+    with_sentinels,
 )
 from selattn.errors import SelattnError
-from selattn.training.config import RunConfig, TextData
+from selattn.training.config import RunConfig, SpanData, TextData
 
 Rows = Dataset[dict[str, Tensor]]
 
@@ -75,16 +80,31 @@ def _text(run: RunConfig, text: TextData, tokenizer: Tokenizer | None, progress:
             f"{text.tokenizer} has {tokenizer.vocab_size} tokens and data.vocabulary is {text.vocabulary}: "
             f"set data.vocabulary={tokenizer.vocab_size}"
         )
-    layout = DocumentRows if text.layout == "documents" else PackedRows
     stores = {
         split: store_for(text.source, tokenizer, split, reading, progress=progress) for split in ("train", "validation")
     }
+    checksums = {split: store.checksum for split, store in stores.items()}
+    if isinstance(text, SpanData):
+        return _spans(run, text, stores, with_sentinels(tokenizer), checksums)
+    layout = DocumentRows if text.layout == "documents" else PackedRows
     train, validation = (layout(store, text.context) for store in stores.values())
     return Data(
-        Shuffled(train, run.seed, _samples(run)),
-        {"validation": validation},
+        Shuffled(train, run.seed, _samples(run)), {"validation": validation}, tokenizer=tokenizer, checksums=checksums
+    )
+
+
+def _spans(
+    run: RunConfig, data: SpanData, stores: Mapping[str, TokenStore], tokenizer: Tokenizer, checksums: dict[str, str]
+) -> Data:
+    """Span corruption: other noise in each pass over the training rows, and the same one whenever it is evaluated."""
+    spans = data.spans()
+    train, validation = (TextRows(store, spans.tokens) for store in stores.values())
+    marks = (sentinels_of(tokenizer), tokenizer.eos_id)
+    return Data(
+        SpanSamples(train, spans, *marks, run.seed, _samples(run)),
+        {"validation": SpanSamples(validation, spans, *marks, _VALIDATION)},
         tokenizer=tokenizer,
-        checksums={split: store.checksum for split, store in stores.items()},
+        checksums=checksums,
     )
 
 

@@ -6,8 +6,8 @@ import dataclasses
 import inspect
 import re
 
-from selattn.models import SelectiveConfig
 from selattn.training.config import RunConfig
+from selattn.training.t5 import settings_class
 
 _ENTRY = re.compile(r"    (\w+): (.+)")
 
@@ -19,7 +19,7 @@ def descriptions(run: RunConfig) -> dict[str, str]:
     for at in dataclasses.fields(run):
         value = getattr(run, at.name)
         if at.name == "model":
-            found |= {f"model.{name}": text for name, text in arguments(SelectiveConfig).items()}
+            found |= {f"model.{name}": text for name, text in arguments(settings_class(run)).items()}
         elif dataclasses.is_dataclass(value):
             found |= {f"{at.name}.{name}": text for name, text in arguments(type(value)).items()}
         elif at.name in own:

@@ -10,10 +10,11 @@ import torch
 
 from selattn.models.loading import load
 from selattn.models.tokenizer import Tokenizer
-from selattn.training.config import RunConfig
+from selattn.training.config import RunConfig, SpanData
 from selattn.training.course import Course, check_course
 from selattn.training.memory import check_memory
 from selattn.training.model import make_model, model_config
+from selattn.training.t5 import t5_ends
 from selattn.training.trainer import SelectiveTrainer
 
 
@@ -46,7 +47,7 @@ class Maker(Protocol):
 
 
 class NewModels:
-    """Decoders of ours, new or fine-tuned."""
+    """Decoders of ours, new or fine-tuned; or a new T5."""
 
     def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
         """By the sizes that the run names."""
@@ -60,5 +61,6 @@ class NewModels:
     def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
         """With new weights, or those of `start.model`."""
         config = model_config(run, tokenizer)
-        check_course(run, config)
-        return Made(make_model(run, config), Course(run, config))
+        ends = t5_ends(config) if isinstance(run.data, SpanData) else config
+        check_course(run, ends)
+        return Made(make_model(run, config), Course(run, ends))

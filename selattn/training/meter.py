@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selattn.models import SelectiveOutput
 from selattn.training.record import Losses
 
 
@@ -30,12 +29,11 @@ class Meter:
         self._sums = torch.zeros(3 + layers + (kl is not None), dtype=torch.float64, device=device)
         self.tokens = 0  # before those in _sums
 
-    def add(self, outputs: SelectiveOutput, inputs: dict[str, Tensor]) -> None:
+    def add(self, outputs: Any, inputs: dict[str, Tensor]) -> None:
         """One micro batch of this device."""
         zero = self._sums.new_zeros(())
         tokens = real_tokens(inputs)
-        given = outputs.get("kept")
-        kept = self._sums.new_full((self._layers,), torch.nan) if given is None else given
+        kept = kept_of(outputs, self._layers, self._sums.device)
         memory = outputs.get("memory_loss")
         parts = [outputs["lm_loss"], zero if memory is None else memory, tokens]
         more = [] if self._kl is None else [outputs["kl_loss"].double()[None]]
@@ -74,10 +72,24 @@ class Meter:
 
 
 def real_tokens(inputs: dict[str, Tensor]) -> Tensor:
-    """Tokens of a batch that are not padding."""
+    """Tokens of a batch that are not padding; with an encoder those of the decoder."""
+    if "decoder_attention_mask" in inputs:
+        return inputs["decoder_attention_mask"].sum()
     if "attention_mask" in inputs:
         return inputs["attention_mask"].sum()
     return torch.tensor(inputs["input_ids"].numel(), device=inputs["input_ids"].device)
+
+
+def predicted(inputs: dict[str, Tensor]) -> Tensor:
+    """The labels that tokens have a loss for: a decoder alone predicts no first token, one with an encoder does."""
+    labels = inputs["labels"]
+    return labels if "decoder_attention_mask" in inputs else labels[:, 1:]
+
+
+def kept_of(outputs: Any, layers: int, device: torch.device) -> Tensor:
+    """[layers], the fraction that each keeps; NaN if none selects."""
+    kept: Tensor | None = outputs.get("kept")
+    return torch.full((layers,), torch.nan, device=device) if kept is None else kept
 
 
 def fractions(kept: list[float], tokens: float) -> list[float | None] | None:

@@ -51,6 +51,10 @@ STUDIES = {
         ("copy-small-selective", "copy-small-standard", "parity-small-selective", "parity-small-standard"),
         seeds=(0,),
     ),
+    "t5": Study(
+        "How do the span-corruption losses of T5 compare, with and without selection in its decoder?",
+        ("t5-tiny-standard", "t5-tiny-selective"),
+    ),
     "lm_comparison": Study(
         "How do the losses of language models with the same data in the same order compare?",
         ("zoo-standard", "zoo-selective", "zoo-memory"),

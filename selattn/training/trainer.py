@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Adafactor, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from selattn.errors import DivergedError
 from selattn.models.saved import change_config
@@ -26,7 +26,7 @@ from selattn.training.config import RunConfig
 from selattn.training.course import Course
 from selattn.training.datasets import Data, Rows
 from selattn.training.display import Display
-from selattn.training.meter import Meter, fractions, real_tokens
+from selattn.training.meter import Meter, fractions, kept_of, predicted, real_tokens
 from selattn.training.record import LogLine, Score
 from selattn.training.sampling import Share, StepBatches
 from selattn.utils.files import to_disk
@@ -63,11 +63,14 @@ class SelectiveTrainer(Trainer):
         self.run, self.data, self.display, self.start = run, data, display, start
         self.folder = Path(args.output_dir or ".")
         callbacks: list[TrainerCallback] = [_Keeper(self)]
-        super().__init__(model=model, args=args, callbacks=callbacks, eval_dataset=dict(data.validation))
+        sets: Any = dict(data.validation)
+        super().__init__(
+            model=model, args=args, callbacks=callbacks, eval_dataset=sets, optimizer_cls_and_kwargs=_adafactor(run)
+        )
         model.config.use_cache = True  # the Trainer switches it off, and it would be saved so
         self.remove_callback(_progress_of(self))
         self.course = course
-        self.meter = Meter(model.config.num_hidden_layers, self.args.device, kl)
+        self.meter = Meter(model.description.layers, self.args.device, kl)
         self.logged_step = start
         self.stopped = False  # by having reached the target accuracy
         self.interrupted = False
@@ -201,7 +204,7 @@ class SelectiveTrainer(Trainer):
     def _score(self, rows: Rows) -> Score:
         """One set. Each device takes every so manyth row, and no row counts twice."""
         model: Any = self.model
-        layers = self.accelerator.unwrap_model(model).config.num_hidden_layers
+        layers = self.accelerator.unwrap_model(model, keep_torch_compile=False).description.layers
         was_training = model.training
         model.eval()
         sums = torch.zeros(5 + layers, dtype=torch.float64, device=self.args.device)
@@ -221,9 +224,8 @@ class SelectiveTrainer(Trainer):
         labels, tokens, task = inputs["labels"], real_tokens(inputs), self.data.task
         correct = torch.zeros((), device=labels.device) if task is None else task.correct(outputs.logits, labels).sum()
         samples = torch.tensor(len(labels), device=labels.device)
-        found = outputs.get("kept")
-        kept = torch.full((layers,), torch.nan, device=labels.device) if found is None else found * tokens
-        parts = [outputs.lm_loss, (labels[:, 1:] != -100).sum(), tokens, correct, samples]
+        kept = kept_of(outputs, layers, labels.device) * tokens
+        parts = [outputs.lm_loss, (predicted(inputs) != -100).sum(), tokens, correct, samples]
         return torch.cat([torch.stack([part.double() for part in parts]), kept.double()])
 
     def _batches(self, rows: Rows) -> Iterator[tuple[dict[str, Tensor], bool]]:
@@ -336,6 +338,14 @@ def _scalars(record: LogLine) -> dict[str, float]:
         elif isinstance(value, int | float) and name not in ("step", "seconds"):
             found[name] = value
     return found
+
+
+def _adafactor(run: RunConfig) -> Any:
+    """T5's optimizer and its settings; None for AdamW, which the Trainer makes itself."""
+    if run.optimizer.kind == "adamw":
+        return None
+    settings = {"lr": run.optimizer.lr, "scale_parameter": True, "relative_step": False, "warmup_init": False}
+    return Adafactor, settings
 
 
 def _progress_of(trainer: Trainer) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from selattn.errors import SelattnError, shortened
 from selattn.training.config import RunConfig
-from selattn.training.runs import paper, synthetic, text, zoo
+from selattn.training.runs import paper, synthetic, t5, text, zoo
 from selattn.utils.suggest import advice
 
 
@@ -21,6 +21,7 @@ class Group:
 
 GROUPS = (
     Group("The paper's language models", paper.RUNS),
+    Group("T5, with span corruption", t5.RUNS),
     Group("Synthetic tasks", synthetic.RUNS),
     Group("Text on a laptop", text.RUNS),
     Group("The zoo", zoo.RUNS),
