@@ -5,6 +5,9 @@ timed). Ours: budgets 16 times smaller than the context, no budgets, and K = 2 i
 attention at all: the limit that any pruning could reach. All have random weights, fp32, and the same sizes. Caches are
 filled by the models themselves with a random text; that is done for one row, which is then repeated for a batch.
 
+`--stock` measures, in the place of our own decoder, the stock Llama itself made selective by `selattn.make_selective`:
+one mask, head 0.
+
 In each round every rival decodes a few tokens, so what the machine does meanwhile hits all of them. A ratio is taken
 within a round; the record has the median and the range over rounds. Results are checked first: no times for wrong ones.
 Run it on a quiet machine.
@@ -25,7 +28,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from selattn import SelectiveConfig, SelectiveForCausalLM
+from selattn import SelectiveConfig, SelectiveForCausalLM, make_selective
 from selattn.eviction import Budgets
 from selattn.utils import records
 from selattn.utils.timing import seconds
@@ -38,13 +41,16 @@ WORST = 1e-3  # a difference of logits above which a result counts as wrong
 Step = Callable[[], Tensor]  # decodes a token for each row of the batch, and gives its logits
 
 
-def make_models(d: int, longest: int) -> tuple[SelectiveForCausalLM, LlamaForCausalLM]:
-    """Ours, and a stock Llama of the same sizes."""
+def make_models(d: int, longest: int, stock: bool) -> tuple[Any, LlamaForCausalLM]:
+    """Ours, and a stock Llama of the same sizes; ours is our decoder, or else the same Llama made selective."""
     ours = SelectiveConfig.from_d(d, positions="rotary", max_position_embeddings=longest)
     same = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     same += ("num_key_value_heads", "head_dim", "max_position_embeddings", "tie_word_embeddings")
     llama = LlamaConfig(**{name: getattr(ours, name) for name in same})
-    return SelectiveForCausalLM(ours).eval(), LlamaForCausalLM(llama).eval()
+    rival = LlamaForCausalLM(llama).eval()
+    if stock:
+        return make_selective(copy.deepcopy(rival), selection=0), rival
+    return SelectiveForCausalLM(ours).eval(), rival
 
 
 def sixteenth(layers: int, context: int) -> Budgets:
@@ -74,7 +80,7 @@ def static(cache: DynamicCache, config: LlamaConfig, batch: int, room: int) -> S
 
 
 def steps_for(
-    models: tuple[SelectiveForCausalLM, LlamaForCausalLM],
+    models: tuple[Any, LlamaForCausalLM],
     caches: dict[str, Cache],
     token: Tensor,
     room: int,
@@ -129,7 +135,7 @@ def summary(rounds: dict[str, list[float]], batch: int, tokens: int) -> dict[str
     }
 
 
-def measure(models: tuple[SelectiveForCausalLM, LlamaForCausalLM], args: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(models: tuple[Any, LlamaForCausalLM], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each context and batch."""
     ours, llama = models
     layers, room, rows = ours.config.num_hidden_layers, (args.repeats + 1) * args.tokens + 2, []
@@ -140,7 +146,7 @@ def measure(models: tuple[SelectiveForCausalLM, LlamaForCausalLM], args: argpars
         caches: dict[str, Cache] = {DYNAMIC: prefilled(llama, DynamicCache(config=llama.config), text[:, :-1])}
         expected = {DYNAMIC: llama(text, use_cache=False, logits_to_keep=1).logits[:, -1]}
         for name, k in budgets.items():
-            caches[name] = prefilled(ours, ours.model.new_cache(k), text[:, :-1])
+            caches[name] = prefilled(ours, ours.new_cache(k), text[:, :-1])
             expected[name] = ours(text, use_cache=False, cache_budgets=k, logits_to_keep=1).logits[:, -1]
         for batch in args.batch:
             compiled = not args.no_compile and batch * context <= args.compile_up_to
@@ -183,23 +189,25 @@ def main() -> None:
     parser.add_argument("--context", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--tokens", type=int, default=4, help="decoded by each rival in a round (default: 4)")
     parser.add_argument("--repeats", type=int, default=9, help="rounds (default: 9)")
+    parser.add_argument("--stock", action="store_true", help="a stock Llama made selective, in place of our decoder")
     parser.add_argument("--no-compile", action="store_true", help="leave out the compiled rival")
     parser.add_argument(
         "--compile-up-to", type=int, default=16 * 2048, help="no compiled rival above this batch * context"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", default="results/decode.json")
+    parser.add_argument("--out", help="where the record goes (default: results/decode.json, or decode_stock.json)")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    models = make_models(args.d, max(args.context) + (args.repeats + 1) * args.tokens + 2)
+    models = make_models(args.d, max(args.context) + (args.repeats + 1) * args.tokens + 2, args.stock)
     with torch.inference_mode():
         rows = measure(models, args)
     draw(rows, Console())
     sizes = {name: getattr(models[0].config, name) for name in ("hidden_size", "intermediate_size", "vocab_size")}
     parameters = dict(zip(("selective", "llama"), (model.num_parameters() for model in models), strict=True))
     shape = {"d": args.d, **sizes, "parameters": parameters, "dtype": "float32"}
-    about = {"shape": shape, "tokens": args.tokens, "repeats": args.repeats}
-    print(records.write_record(args.out, {**about, "rows": rows}, seed=args.seed))
+    about = {"ours": type(models[0]).__name__, "shape": shape, "tokens": args.tokens, "repeats": args.repeats}
+    out = args.out or f"results/decode{'_stock' * args.stock}.json"
+    print(records.write_record(out, {**about, "rows": rows}, seed=args.seed))
 
 
 if __name__ == "__main__":

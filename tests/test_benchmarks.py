@@ -9,6 +9,7 @@ import torch
 
 from selattn.utils import records
 from tests import forked
+from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 from tools.numbers import ROOT, corrected, faults
 from tools.sources import Node, read_records
 
@@ -54,6 +55,30 @@ def test_a_page_makes_its_table_of_the_record(decode):
     page = corrected((ROOT / "docs" / "cache.md").read_text(), known)
     assert faults(page, known) == []
     assert "\n| 3 | 40 | " in page
+
+
+@pytest.mark.slow
+def test_decoding_of_a_stock_llama_made_selective(tmp_path):
+    options = "--stock --d 1 --batch 2 --context 40 --repeats 2 --tokens 1 --no-compile"
+    found = run("decode.py", tmp_path, *options.split())
+    assert found["ours"] == "SelectiveLlamaForCausalLM"
+    assert set(found["rows"][0]["of_the_limit"]) == {"16x budgets", "no budgets"}
+    assert len(set(found["shape"]["parameters"].values())) == 1  # the same model on both sides
+
+
+@pytest.mark.slow
+def test_policies_of_a_stock_model_with_passkeys(tmp_path):
+    write_checkpoint(tmp_path / "model.bin", write_tokenizer(tmp_path / "tok.bin"))
+    (tmp_path / "text.txt").write_text("the cat at the tea " * 40)
+    options = "--rows 2 --context 24 --items 2 --passkey-tokens 200 --passkey-factors 1 8"
+    found = run("stock_policies.py", tmp_path, tmp_path, tmp_path / "text.txt", *options.split())
+    assert [(row["policy"], row["factor"]) for row in found["rows"]] == [
+        (None, 1),
+        *((policy, factor) for factor in (2, 4, 8) for policy in ("h2o", "tova", "window+4")),
+    ]
+    assert ["passkeys" in row for row in found["rows"]] == [row["factor"] in (1, 8) for row in found["rows"]]
+    assert len({row["loss"] for row in found["rows"]}) > 4
+    assert not list(tmp_path.glob("*.parts.jsonl"))
 
 
 def test_a_whole_training_step_has_an_optimizer(tmp_path):

@@ -10,9 +10,9 @@ from selattn.data import Copy, Parity, VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
-from selattn.training.config import Machine, TextData
+from selattn.training.config import Machine, SpanData, TextData
 from selattn.training.datasets import Data
-from selattn.training.model import model_config
+from selattn.training.model import make_model, model_config
 from selattn.training.runs import GROUPS, RUNS, find_run, paper
 
 # The paper's table of parameter counts, by d.
@@ -20,6 +20,9 @@ PARAMETERS = {
     8: 33_603_584, 10: 59_699_200, 12: 97_615_872, 14: 149_666_048, 16: 218_226_688, 18: 305_717_760,
     20: 414_387_200, 22: 546_641_920, 24: 704_950_272, 26: 891_468_032, 28: 1_108_645_888,
 }  # fmt: skip
+
+
+T5_PARAMETERS = {"small": 60_506_624, "base": 222_903_552, "large": 737_668_096}  # of the first T5, as published
 
 
 class Noise(torch.utils.data.Dataset):
@@ -38,9 +41,24 @@ class Noise(torch.utils.data.Dataset):
         return {"input_ids": ids, "labels": ids.where(mask.bool(), -100), "attention_mask": mask}
 
 
+class SpanNoise(Noise):
+    """Rows as span corruption has them."""
+
+    def __getitem__(self, index):
+        row = super().__getitem__(index)
+        labels = row["labels"][:5]
+        given = {"input_ids": row["input_ids"], "attention_mask": row["attention_mask"]}
+        return given | {"labels": labels, "decoder_attention_mask": (labels != -100).long()}
+
+
 def shrunk(run):
     """The same run with everything made small; what the run is about stays."""
     model = dict(run.model)
+    if isinstance(run.data, SpanData):
+        sizes = {"d_model": 16, "d_ff": 24, "d_kv": 4, "num_layers": 1, "num_decoder_layers": 2, "num_heads": 2}
+        return _shrunk(
+            run, model | sizes | {"vocab_size": 160}, dataclasses.replace(run.data, vocabulary=32, context=8)
+        )
     heads = 4 if model["num_attention_heads"] > model["num_hidden_layers"] else 2
     model |= {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": heads, "head_dim": 4}
     small = {"variable-assignment": VariableAssignment(2, 3, 2), "copy": Copy(2), "parity": Parity(4)}
@@ -49,13 +67,17 @@ def shrunk(run):
         if isinstance(run.data, TextData)
         else small[run.data.name]
     )
+    return _shrunk(run, model, data)
+
+
+def _shrunk(run, model, data):
     return dataclasses.replace(
         run,
         name="shrunk",
         model=model,
         data=data,
         batch=dataclasses.replace(run.batch, size=2),
-        schedule=dataclasses.replace(run.schedule, steps=1, warmup=0),
+        schedule=dataclasses.replace(run.schedule, steps=1, warmup=int(run.schedule.decay == "inverse_sqrt")),
         evaluation=dataclasses.replace(run.evaluation, every=1, rows=2, batch=2, target=None),
         machine=Machine(precision=run.machine.precision),
         log_every=1,
@@ -70,8 +92,9 @@ def test_a_run_builds(name):
     run = find_run(name)
     assert run.name == name
     with torch.device("meta"):
-        model = SelectiveForCausalLM(model_config(run))
-    assert model.config.max_position_embeddings == run.data.context
+        model = make_model(run, model_config(run))
+    if not isinstance(run.data, SpanData):
+        assert model.config.max_position_embeddings == run.data.context
     json.dumps(run.to_dict())
 
 
@@ -81,7 +104,7 @@ def test_a_shrunk_run_takes_a_step(name, tmp_path):
     run = shrunk(find_run(name))
     data = None
     if isinstance(run.data, TextData):
-        noise = Noise(2, run.data.context, run.data.vocabulary)
+        noise = (SpanNoise if isinstance(run.data, SpanData) else Noise)(2, run.data.context, run.data.vocabulary)
         data = Data(noise, {"validation": noise})
     finished = train(run, tmp_path / "run", data=data)
     assert finished.step == 1
@@ -111,6 +134,17 @@ def test_the_paper_s_settings():
     assert (task.batch.size, task.schedule.steps, task.model["num_hidden_layers"]) == (2048, 65_536, 3)
     assert find_run("copy-standard").data.context == 3 + 2 * 24
     assert list(paper.SIZES) == [8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
+
+
+@pytest.mark.parametrize("size", T5_PARAMETERS)
+def test_t5_has_its_published_sizes_and_settings(size):
+    run = find_run(f"c4-t5-{size}-selective")
+    with torch.device("meta"):
+        model = make_model(run, model_config(run))
+    assert sum(p.numel() for p in model.parameters()) == T5_PARAMETERS[size]
+    spans = run.data.spans()
+    assert (run.batch.size, run.data.context, spans.targets, run.schedule.steps) == (128, 512, 114, 524_288)
+    assert (run.data.noise, run.data.span, run.schedule.warmup) == (0.15, 3.0, 10_000)
 
 
 def test_no_two_groups_have_a_run_of_the_same_name():

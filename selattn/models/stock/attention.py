@@ -95,7 +95,8 @@ def selective_attention_forward(
         tau=now.settings.memory_tau,
     )
     result = _attend(module.layer_idx, layer, tokens, rules, now)
-    now.found.setdefault(module.layer_idx, result._replace(output=result.output.new_empty(0)))
+    if now.whole or any(now.wanted):  # a step of decoding has nothing to tell
+        now.found.setdefault(module.layer_idx, result._replace(output=result.output.new_empty(0)))
     return result.output.transpose(1, 2).contiguous(), result.aux.weights
 
 

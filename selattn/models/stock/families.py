@@ -80,9 +80,14 @@ def family_of(model: Any) -> Family:
     if family is None or type(model).__name__ != family.model:
         known = ", ".join(each.model for each in FAMILIES.values())
         raise SelattnError(f"the attention of {type(model).__name__} is not understood: use one of {known}")
-    if getattr(model.config, "add_cross_attention", False):
-        raise SelattnError(f"{type(model).__name__} with cross-attention is not understood: leave add_cross_attention")
+    check_config(model.config, type(model).__name__)
     return family
+
+
+def check_config(config: Any, name: str) -> None:
+    """Raise for attention that a model of an understood family may have beside the one that is understood."""
+    if getattr(config, "add_cross_attention", False):
+        raise SelattnError(f"{name} with cross-attention is not understood: leave add_cross_attention out")
 
 
 def layer_windows(family: Family, config: Any) -> list[int | None]:

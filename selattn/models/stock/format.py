@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets
 from selattn.models.stock.classes import config_class, family_of_config, model_class
-from selattn.models.stock.families import FAMILIES, SELECTIVE
+from selattn.models.stock.families import FAMILIES, SELECTIVE, check_config
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.model import describe
 from selattn.models.stock.settings import StockSettings
@@ -48,6 +48,7 @@ class StockFormat:
             raise SelattnError(f"{folder / CONFIG}: {first_line(error)}") from error
         if getattr(found, "selattn", None) is None:
             family = FAMILIES[found.model_type]
+            check_config(found, str(folder))
             found.__class__ = config_class(family)
             found.selattn = StockSettings(cache_policy=STOCK_POLICY).to_dict()
         StockSettings.from_dict(found.selattn)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,7 @@ def _read(auto: Any, file: Path, **options: Any) -> Any:
     if not file.is_file():
         raise SelattnError(f"there is no file {file}")
     try:
-        return auto.from_pretrained(file.parent, gguf_file=file.name, **options)
+        with contextlib.redirect_stderr(io.StringIO()):  # a bar that transformers has no switch for
+            return auto.from_pretrained(file.parent, gguf_file=file.name, **options)
     except Exception as error:  # whatever the library behind it raises
         raise SelattnError(f"cannot read {file}: {first_line(error)}") from error

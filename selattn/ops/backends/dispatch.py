@@ -101,7 +101,9 @@ def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor 
 def step(request: StepRequest, backend: str | Backend) -> Tensor:
     """One step of decoding by that backend; "auto" is `triton` or `cpu` where that can do it, else plain PyTorch."""
     found = find_backend(backend) if not is_auto(backend) else BACKENDS["cpu"]
-    if is_auto(backend) and not TRITON.step_refusal(request) and _trusted(request.tokens.query):
+    query = request.tokens.query
+    # The device first: every layer of every token passes here, and the words of a refusal take a while.
+    if is_auto(backend) and query.is_cuda and not TRITON.step_refusal(request) and _trusted(query):
         found = TRITON
     reason = found.unavailable() or found.step_refusal(request)
     if reason and is_auto(backend):

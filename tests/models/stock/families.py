@@ -40,6 +40,14 @@ def tokens(rows, length, seed=1):
     return torch.randint(3, 61, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def greedy(model, ids, count, **limits):
+    """Token after token from full forwards."""
+    for _ in range(count):
+        with torch.no_grad():
+            ids = torch.cat([ids, model(ids, use_cache=False, **limits).logits[:, -1:].argmax(-1)], 1)
+    return ids
+
+
 def literal(module, query, key, value, attention_mask, scaling=None, softcap=None, strength=1.0, **kwargs):
     """The paper's sketch as an attention function of transformers: head 0 selects, the mask is transformers' own."""
     shared = query.shape[1] // key.shape[1]

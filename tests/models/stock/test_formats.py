@@ -35,8 +35,11 @@ def test_a_folder_of_llama2c_that_is_not_whole(tmp_path):
         load(tmp_path).check()
 
 
-def write_gguf(path, model):
-    """A file in llama.cpp's names, which has each head's rotary pairs side by side."""
+def write_gguf(path, model, pieces=None):
+    """A file in llama.cpp's names, which has each head's rotary pairs side by side.
+
+    Its tokenizer knows words without a meaning, or else bytes and these pieces, as llama.cpp has SentencePiece's.
+    """
     import gguf
 
     config = model.config
@@ -52,12 +55,19 @@ def write_gguf(path, model):
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(config.vocab_size)
-    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(config.vocab_size - 3))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(words)
-    writer.add_token_types([3, 3, 3, *[1] * (config.vocab_size - 3)])
-    writer.add_token_merges(["w 0", "w 1"])
+    if pieces is None:
+        words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(config.vocab_size - 3))]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("default")
+        writer.add_token_list(words)
+        writer.add_token_types([3, 3, 3, *[1] * (config.vocab_size - 3)])
+        writer.add_token_merges(["w 0", "w 1"])
+    else:
+        bytes_, known = [f"<0x{b:02X}>" for b in range(256)], [piece.replace(" ", "▁") for piece in pieces]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list(["<unk>", "<s>", "</s>", *bytes_, *known])
+        writer.add_token_scores([0.0] * 259 + [-float(rank) for rank in range(len(known))])
+        writer.add_token_types([2, 3, 3, *[6] * 256, *[1] * len(known)])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     names = {"self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v"}

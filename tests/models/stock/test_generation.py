@@ -6,17 +6,9 @@ from transformers import DynamicCache
 
 import selattn
 from selattn.errors import SelattnError
-from tests.models.stock.families import tiny, tokens
+from tests.models.stock.families import greedy, tiny, tokens
 
 PRUNED = {"cache_budgets": [6, 11]}
-
-
-def greedy(model, ids, count, **limits):
-    """Token after token from full forwards."""
-    for _ in range(count):
-        with torch.no_grad():
-            ids = torch.cat([ids, model(ids, use_cache=False, **limits).logits[:, -1:].argmax(-1)], 1)
-    return ids
 
 
 @pytest.mark.parametrize("limits", [{}, PRUNED, {**PRUNED, "cache_policy": "h2o"}])

@@ -1,10 +1,7 @@
 """Making a model selective and standard again, saving it, and what is refused."""
 
 import copy
-import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -47,29 +44,6 @@ def test_saved_and_loaded(selection, tmp_path):
         assert torch.equal(again(ids).logits, model(ids).logits)
     assert load(tmp_path).description == model.description
     assert torch.equal(load(tmp_path).model(ids).logits, model(ids).logits)
-
-
-def test_a_process_without_selattn_refuses_the_folder(tmp_path):
-    selattn.make_selective(tiny("llama")).save_pretrained(tmp_path)
-    program = f"from transformers import AutoModelForCausalLM as A; A.from_pretrained({str(tmp_path)!r})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "selective_llama" in done.stderr
-
-
-def test_a_fresh_process_gives_the_same_text(tmp_path):
-    model, ids = selattn.make_selective(tiny("llama", eos_token_id=None)), tokens(1, 12)
-    model.save_pretrained(tmp_path)
-    text = model.generate(ids, max_new_tokens=8, do_sample=False, cache_budgets=6)
-    program = (
-        "import torch, selattn; from transformers import AutoModelForCausalLM as A\n"
-        f"model = A.from_pretrained({str(tmp_path)!r})\n"
-        f"ids = torch.tensor({ids.tolist()})\n"
-        "print(model.generate(ids, max_new_tokens=8, do_sample=False, cache_budgets=6).tolist())"
-    )
-    environment = {**os.environ, "TRANSFORMERS_VERBOSITY": "error"}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == str(text.tolist())
 
 
 def test_copies_and_pickles():

@@ -1,0 +1,120 @@
+"""Models as people have them on the command line: every command takes them, and says in one line what is wrong."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertModel
+
+from selattn.cli.main import main
+from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
+from selattn.models.sentencepiece import from_sentencepiece
+from tests.cli.test_convert import PIECES, write_checkpoint, write_tokenizer
+from tests.evaluation.folders import text_file
+from tests.models.stock.families import tiny
+from tests.models.stock.test_formats import write_gguf
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+
+
+def commands(model, here):
+    """Every command that takes a MODEL."""
+    text = f"--data {here / 'text.txt'} --validation 0.8 --rows 2"
+    lines = {
+        "info": "",
+        "generate": "--prompt cat --max-new-tokens 3 --budgets 4 --policy tova",
+        "eval": f"{model}@6:h2o {text}",
+        "prune": f"{text} --policy tova --report-rows 2 --step 4 --batch 2 --until factor=1.1 --out {here / 'pruned'}",
+    }
+    return {name: [name, model, *line.split()] for name, line in lines.items()}
+
+
+def folder(here, name="llama", tokens=0, **options):
+    """A folder of transformers with a tokenizer that has `tokens` more than the model knows."""
+    size = write_tokenizer(here / "tok.bin")
+    model = tiny(name, vocab_size=size - tokens, **{"max_position_embeddings": 32, **options})
+    model.save_pretrained(here / "model", max_shard_size="20KB")
+    from_sentencepiece(sentencepiece_from_llama2c(here / "tok.bin"), "tok").save_pretrained(here / "model")
+    (here / "tok.bin").unlink()
+    return here / "model"
+
+
+def made(kind, here):
+    """A model of that kind."""
+    if kind == "sharded":
+        found = folder(here)
+        assert len(list(found.glob("*.safetensors"))) > 2
+        return found
+    size = write_tokenizer(here / "tok.bin")
+    if kind == "gguf":
+        pytest.importorskip("gguf")
+        write_gguf(here / "tiny.gguf", tiny("llama", vocab_size=size, max_position_embeddings=32), PIECES)
+        return here / "tiny.gguf"
+    write_checkpoint(here / "model.bin", size)
+    return here
+
+
+@pytest.mark.parametrize("kind", ["sharded", "gguf", "llama2c"])
+def test_every_command_takes_it(kind, tmp_path, capsys):
+    text_file(tmp_path / "text.txt", documents=30)
+    model = str(made(kind, tmp_path))
+    for name, words in commands(model, tmp_path).items():
+        assert main(words) == 0, (name, capsys.readouterr().err)
+    assert json.loads((tmp_path / "pruned" / "budgets.json").read_text())["budgets"]
+
+
+def cut(found):
+    """Take a weight away."""
+    for file in sorted(found.glob("*.safetensors")):
+        weights = load_file(file)
+        if weights.pop("model.norm.weight", None) is not None:
+            save_file(weights, file, metadata={"format": "pt"})
+            index = found / "model.safetensors.index.json"
+            told = json.loads(index.read_text())
+            del told["weight_map"]["model.norm.weight"]
+            index.write_text(json.dumps(told))
+
+
+def foreign(here):
+    """A model that is no decoder."""
+    sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
+    BertModel(BertConfig(**sizes)).save_pretrained(here / "model")
+    return here / "model"
+
+
+FAULTS = {
+    "foreign": ("is of a model of type 'bert', which is not understood", ("info", "generate", "eval", "prune")),
+    "crossed": ("with cross-attention is not understood", ("info", "generate", "eval", "prune")),
+    "missing": ("lacks 1 of its model's weights, such as model.norm.weight", ("generate", "eval", "prune")),
+    "tokenizer": ("has 273 tokens, and its model knows 263", ("generate", "eval", "prune")),
+    "code": ("asks for code of its own (auto_map), which is not run", ("info", "generate", "eval", "prune")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_clear_line(fault, tmp_path, capsys):
+    text_file(tmp_path / "text.txt", documents=30)
+    if fault == "foreign":
+        found = foreign(tmp_path)
+    elif fault == "crossed":
+        found = folder(tmp_path, "gpt2", n_positions=32, add_cross_attention=True)
+    else:
+        found = folder(tmp_path, tokens=10 * (fault == "tokenizer"))
+    config = found / "config.json"
+    if fault == "missing":
+        cut(found)
+    if fault == "code":
+        config.write_text(config.read_text().replace("{", '{"auto_map": {"AutoModel": "x.py"},', 1))
+    why, refusing = FAULTS[fault]
+    torch.manual_seed(0)
+    for name, words in commands(str(found), tmp_path).items():
+        if name in refusing:
+            assert main(words) == 2, name
+            told = capsys.readouterr().err.strip().splitlines()
+            assert len(told) == 1, told
+            assert why in told[0]
+    assert not (tmp_path / "pruned").exists()
