@@ -10,7 +10,6 @@ import torch
 from selattn.utils import records
 from tests import forked
 from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
-from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 from tools.numbers import ROOT, corrected, faults
 from tools.sources import Node, read_records
 
