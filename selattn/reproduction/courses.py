@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from selattn.data import DocumentRows, PackedRows, read_tokenizer, store_for
 from selattn.report.figure import COLORS, MARKERS
-from selattn.report.plot.style import new_figure, styled
+from selattn.report.plot.style import heading, new_figure, styled
 from selattn.reproduction.frame import Cell, Claim, Found, Reproduction
 from selattn.reproduction.lab import Lab
 from selattn.reproduction.trio import TITLES
@@ -105,7 +105,7 @@ def draw_course(record: Reproduction) -> Figure:
     for axes in (above, below):
         axes.grid(axis="y", color="0.9", linewidth=0.6)
         axes.set_axisbelow(True)
-    above.set_title(f"{record.sentence} ({record.scale} scale)", loc="left", fontsize=9, weight="bold")
+    heading(figure, f"{record.experiment}: standard beside selective attention over training ({record.scale} scale)")
     return figure
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 from selattn.report.figure import COLORS, MARKERS
-from selattn.report.plot.style import new_figure, styled
+from selattn.report.plot.style import heading, new_figure, styled
 from selattn.reproduction.frame import SCALES, Cell, Claim, Experiment, Found, Need, Reproduction
 from selattn.reproduction.lab import Lab, of_seed
 from selattn.reproduction.scales import Scale
@@ -177,7 +178,9 @@ def draw_lines(record: Reproduction) -> Figure:
                     axes.errorbar([x], [mean], ends, color=COLORS[number], capsize=2, linewidth=1)
     axes.set_xlabel(record.details["axis"])
     axes.set_ylabel("loss, nats per token")
-    axes.set_title(f"{record.sentence} ({record.scale} scale)", loc="left", fontsize=8, weight="bold", wrap=True)
+    axes.set_xticks(sorted(set(places.values())))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    heading(figure, f"{record.experiment} ({record.scale} scale)")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)

@@ -20,6 +20,7 @@ from selattn.models.loading import Loaded, load
 from selattn.pruning import Until, chosen, prune
 from selattn.reproduction.lab import Lab
 from selattn.reproduction.store import Trained
+from selattn.reproduction.trio import KINDS
 
 FLOOR = 2  # tokens that every layer keeps in the end
 GAIN = 0.005  # nats above the unpruned loss at which the gain still counts as kept
@@ -120,13 +121,13 @@ def loss_with(
     return lab.part(key, float, measure)
 
 
-def tradeoff(lab: Lab, seed: int, others: bool = True) -> Tradeoff:
+def tradeoff(lab: Lab, seed: int, others: bool = True, suffix: str = "") -> Tradeoff:
     """Loss against KV size of one seed's models, on all documents and on long ones.
 
     Curves: "selective" and "memory loss" along their searches; with `others` the standard model under H2O, TOVA and
-    Window+4. The baseline is the standard model with its whole cache.
+    Window+4. The baseline is the standard model with its whole cache. `suffix` ends the names of the needs.
     """
-    standard, selective, memory = (lab.trained(kind, seed) for kind in ("standard", "selective", "memory"))
+    standard, selective, memory = (lab.trained(kind + suffix, seed) for kind in KINDS)
     folders = {"selective": search(lab, selective), "memory loss": search(lab, memory)}
     models = {"selective": selective, "memory loss": memory}
     curves = [Curve(name, name, load(models[name].model), search=folder) for name, folder in folders.items()]

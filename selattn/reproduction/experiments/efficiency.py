@@ -35,7 +35,7 @@ _PAPER = {
     ("memory", "equal", LONG): 12.0,
     ("memory", "gain", ALL): 3.0,
 }
-_CURVES = {"selective": "selective", "memory": "memory loss"}
+CURVES = {"selective": "selective", "memory": "memory loss"}
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -47,15 +47,15 @@ def evaluate(lab: Lab) -> Found:
     """Searches, the trade-off on unseen documents, and what is read off there."""
     found = [tradeoff(lab, seed) for seed in lab.seeds]
     context = found[0].context
-    cells = [Cell(f"loss, {text}", "standard", tuple(_base(each, text) for each in found)) for text in (ALL, LONG)]
+    cells = [Cell(f"loss, {text}", "standard", tuple(base_loss(each, text) for each in found)) for text in (ALL, LONG)]
     factors: dict[tuple[str, str, str], tuple[float | None, ...]] = {}
-    for kind, curve in _CURVES.items():
+    for kind, curve in CURVES.items():
         column = TITLES[kind]
         points = [curve_of(each, curve).points for each in found]
         for text in (ALL, LONG):
             losses = [whole(each, text) for each in points]
             cells.append(Cell(f"loss, {text}", column, tuple(losses)))
-            limits = {"equal": [_base(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
+            limits = {"equal": [base_loss(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
             for what, allowed in limits.items():
                 values = tuple(
                     factor_at(each, text, limit, context) for each, limit in zip(points, allowed, strict=True)
@@ -85,7 +85,8 @@ def _by_search(column: str, found: Sequence[AtLimit | None], context: int) -> li
     ]
 
 
-def _base(found: Tradeoff, text: str) -> float:
+def base_loss(found: Tradeoff, text: str) -> float:
+    """The standard model's loss on a text, with its whole cache."""
     assert found.baseline is not None
     return found.baseline.loss[text]
 
@@ -133,7 +134,7 @@ def _notes(lab: Lab) -> tuple[str, ...]:
 def draw(record: Reproduction) -> Figure:
     """Loss against KV size, of the first seed; all seeds are in the table."""
     found = dict(record.details["tradeoffs"][0])
-    found["curves"] = [curve for curve in found["curves"] if curve["name"] in _CURVES.values()]
+    found["curves"] = [curve for curve in found["curves"] if curve["name"] in CURVES.values()]
     return draw_tradeoff(found)
 
 

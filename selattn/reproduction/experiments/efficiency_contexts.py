@@ -1,0 +1,89 @@
+"""Section 6.2: how the memory that is saved grows with the context size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from selattn.reproduction.experiments.efficiency import CURVES, base_loss
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
+from selattn.reproduction.lab import Lab
+from selattn.reproduction.pruned import ALL, GAIN, LONG, curve_of, factor_at, tradeoff, whole
+from selattn.reproduction.scales import Scale
+from selattn.reproduction.trio import KINDS, TITLES, with_seeds
+
+# By context: selective, with the memory loss, that on long examples, and keeping the gain; d=12.
+_PAPER = {512: (5.0, 16.0, 12.0, 3.0), 1024: (7.0, 25.0, 18.0, 4.0), 2048: (8.0, 47.0, 24.0, 4.0)}
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three kinds at every context size; the paper's have 128 rows in a batch."""
+    batch = 128 if scale.name == "paper" else None
+    runs = {
+        f"{kind}, {context} tokens": scale.run(kind, context=context, batch=batch)
+        for context in sorted(scale.contexts)
+        for kind in KINDS
+    }
+    return with_seeds(runs, seeds)
+
+
+def evaluate(lab: Lab) -> Found:
+    """The factors at each context size, on unseen documents."""
+    cells, at = [], {}
+    for context in sorted(lab.scale.contexts):
+        found = [tradeoff(lab, seed, others=False, suffix=f", {context} tokens") for seed in lab.seeds]
+        for kind, curve in CURVES.items():
+            points = [curve_of(each, curve).points for each in found]
+            own = [whole(each, ALL) + GAIN for each in points]
+            for what, text, limits in (
+                ("at the standard loss, all documents", ALL, [base_loss(each, ALL) for each in found]),
+                ("at the standard loss, long documents", LONG, [base_loss(each, LONG) for each in found]),
+                ("keeping the gain, all documents", ALL, own),
+            ):
+                values = tuple(
+                    factor_at(each, text, limit, context) for each, limit in zip(points, limits, strict=True)
+                )
+                at[context, kind, what] = values
+                row = f"{context} tokens: times less memory {what}"
+                cells.append(Cell(row, TITLES[kind], values, _paper(context, kind, what), digits=1))
+    low, high = min(lab.scale.contexts), max(lab.scale.contexts)
+    claims = [
+        Claim(
+            f"The memory that is saved grows with the context ({TITLES[kind]}).",
+            tuple(
+                None if a is None or b is None else a / b
+                for a, b in zip(at[high, kind, _EQUAL], at[low, kind, _EQUAL], strict=True)
+            ),
+            f"factor at {high} tokens over the factor at {low}",
+            than=1.0,
+            paper=paper,
+            digits=2,
+        )
+        for kind, paper in (("selective", 1.6), ("memory", 2.9))
+    ]
+    lab.settings["gain"] = GAIN
+    notes = (
+        f"Factors where the curve on unseen documents crosses the loss; the gain counts as kept within {GAIN} nats.",
+        "The paper: contexts of 512, 1,024 and 2,048, d=12.",
+    )
+    return Found(tuple(cells), tuple(claims), notes)
+
+
+_EQUAL = "at the standard loss, all documents"
+
+
+def _paper(context: int, kind: str, what: str) -> float | None:
+    if context not in _PAPER:
+        return None
+    selective, memory, long, gain = _PAPER[context]
+    if kind == "selective":
+        return selective if what == _EQUAL else None
+    return {_EQUAL: memory, "at the standard loss, long documents": long}.get(what, gain)
+
+
+EXPERIMENT = Experiment(
+    name="efficiency-contexts",
+    paper="Figure 6 and section 6.2, by context size",
+    sentence="how the memory that is saved grows with the context size",
+    needs=needs,
+    evaluate=evaluate,
+)
