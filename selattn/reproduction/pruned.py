@@ -142,7 +142,8 @@ def tradeoff(lab: Lab, seed: int, others: bool = True, suffix: str = "") -> Trad
         "models": [curve.loaded.fingerprint for curve in curves],
         "baseline": base.fingerprint,
         "rows": [scale.search_rows, scale.report_rows],
-        "names": [curve.name for curve in curves],
+        "curves": [[curve.name, curve.policy, curve.search and str(curve.search.name)] for curve in curves],
+        "text": [scale.data.source, scale.data.validation, scale.data.limit],
     }
 
     def measure() -> Tradeoff:
