@@ -14,7 +14,8 @@ _START = 3.0  # seconds before the first step
 def products(run: RunConfig) -> float:
     """Products and sums of a whole training, forward and backward; the models of fine-tuning count as the zoo's."""
     model, data = run.model, run.data
-    width, layers = int(model.get("hidden_size", 192)), int(model.get("num_hidden_layers", 3))
+    width = int(model.get("hidden_size", model.get("d_model", 192)))
+    layers = int(model.get("num_hidden_layers", 2 * int(model["num_layers"]) if "num_layers" in model else 3))
     heads = int(model.get("num_attention_heads", width // 64 or 1)) * int(model.get("head_dim", 64))
     vocabulary = data.vocabulary if isinstance(data, TextData) else data.vocab_size
     weights = layers * (4 * width * heads + 8 * width * width) + vocabulary * width

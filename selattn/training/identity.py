@@ -44,9 +44,10 @@ def source_name(source: str) -> str:
 
 
 def _data(given: Mapping[str, Any]) -> dict[str, Any]:
-    if given.get("kind") != "text":
+    if "source" not in given:  # a task is its settings
         return dict(given)
-    found = {**dataclasses.asdict(TextData()), **given}
+    usual = dataclasses.asdict(TextData()) if given.get("kind") == "text" else {}
+    found = {**usual, **given}
     return {**found, "source": source_name(found["source"])}
 
 
