@@ -3,6 +3,8 @@
 from pathlib import Path
 
 from tests import forked
+from tests.conversion.tiny import llama_folder
+from tests.evaluation.folders import text_file
 from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -18,3 +20,16 @@ def test_prune_stock(tmp_path):
     losses = {line[:16].strip(): float(line.split("loss")[1].split()[0]) for line in lines[1:]}
     assert set(losses) == {"everything kept", "h2o", "tova", "window+4"}
     assert len(set(losses.values())) > 1
+
+
+def test_convert_stock(tmp_path):
+    llama_folder(tmp_path / "llama")
+    text_file(tmp_path / "text.txt", documents=60, words=40)
+    command = [EXAMPLES / "convert_stock.py", "llama", "text.txt", "out", "--held-out", "0.5", "--context", "24"]
+    command += ["--steps", "4", "--until", "factor=1.5", "--prompt", "the cat"]
+    done = forked.run(command, tmp_path, SELATTN_CACHE=str(tmp_path / "cache"))
+    assert done.returncodes == [0], done.stderr
+    losses = {line.split()[0] for line in done.stdout.splitlines() if " loss " in line}
+    assert losses == {"original", "untrained", "after", "pruned"}
+    assert "times less memory" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("the cat")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,9 @@ from torch import nn
 
 from selattn.conversion.config import ConversionRun
 from selattn.errors import SelattnError
-from selattn.models import make_selective, make_standard
+from selattn.models import NewForm, SelectiveForCausalLM, make_selective, make_standard
+from selattn.models.form import SelectingForm
 from selattn.models.loading import Loaded, load
-from selattn.models.stock import NewForm
 from selattn.models.weights import quiet
 
 FORM = "selecting_form"  # what the new form is called in every layer
@@ -59,15 +60,42 @@ def make_student(run: ConversionRun) -> Any:
     with quiet():
         model: Any = original_of(run.start.model).model
     if wanted.selects:
-        model = make_selective(
-            make_standard(model),
-            selection=NewForm(masks=wanted.masks, context=run.data.context),
-            memory_epsilon=wanted.epsilon,
-            memory_tau=wanted.tau,
-        )
+        model = _ours(model, run) if isinstance(model, SelectiveForCausalLM) else _stock(model, run)
     if wanted.lora:
         add_adapters(model, wanted.lora, wanted.lora_alpha)
     return model
+
+
+def _stock(model: Any, run: ConversionRun) -> Any:
+    """A decoder of transformers with a form in every layer."""
+    wanted = run.conversion
+    return make_selective(
+        make_standard(model),
+        selection=NewForm(masks=wanted.masks, context=run.data.context),
+        memory_epsilon=wanted.epsilon,
+        memory_tau=wanted.tau,
+    )
+
+
+def _ours(model: SelectiveForCausalLM, run: ConversionRun) -> Any:
+    """Our decoder with a form in every layer that sees all tokens, or a window; sparse patterns stay as they are."""
+    config, wanted = copy.deepcopy(model.config), run.conversion
+    texts = [kind.text for kind in config.kinds]
+    config.attention = [text.replace("standard", "selective").replace("local:", "selective:") for text in texts]
+    masks = wanted.masks or config.num_key_value_heads or config.num_attention_heads
+    config.selection_source, config.selection_head = "new", list(range(masks)) if masks > 1 else 0
+    config.memory_epsilon, config.memory_tau = wanted.epsilon, wanted.tau
+    config.check()
+    if not config.selects:
+        raise SelattnError(f"{run.start.model} has no layer that could select: {', '.join(texts)}")
+    found: Any = SelectiveForCausalLM(config)
+    left = found.load_state_dict(model.state_dict(), strict=False)
+    assert not left.unexpected_keys
+    assert all(map(is_form, left.missing_keys))
+    for module in found.modules():
+        if isinstance(module, SelectingForm):
+            nn.init.constant_(module.bias, 2.5 / run.data.context)
+    return found.to(model.device)
 
 
 def is_form(name: str) -> bool:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from selattn.cache import SelectiveCache, attend, defer
 from selattn.eviction import Policy, evictions, in_force
 from selattn.models.config import SelectiveConfig
+from selattn.models.form import NewForm, SelectingForm
 from selattn.models.parts import RMSNorm, rotate
 from selattn.ops import Attention, AuxRequest, Backend, Sequences
 from selattn.ops.rules import Rules
@@ -48,7 +49,11 @@ class AttentionBlock(nn.Module):
         self.o_proj = nn.Linear(config.num_attention_heads * head, size, bias=bias)
         self.q_norm = RMSNorm(head, eps=config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(head, eps=config.norm_eps) if config.qk_norm else nn.Identity()
-        self.separate = self.kind.selective and config.selection_source == "separate"
+        source = config.selection_source if self.kind.selective else "head"
+        self.separate, self.new = source == "separate", source == "new"
+        if self.new:
+            masks = len(config.selection.heads)
+            self.selecting_form = SelectingForm(NewForm(), size, masks, head, config.max_position_embeddings)
         if self.separate:
             self.selection_q_proj = nn.Linear(size, head, bias=False)
             self.selection_k_proj = nn.Linear(size, head, bias=False)
@@ -84,6 +89,9 @@ class AttentionBlock(nn.Module):
             self._heads(self.v_proj(x)),
             context.real,
         )
+        if self.new:
+            query, key = self.selecting_form(x)
+            return tokens._replace(selection_query=query, selection_key=key)
         if not self.separate:
             return tokens
         return tokens._replace(

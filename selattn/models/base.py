@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
+from selattn.models.form import SelectingForm
 from selattn.models.zoo import from_zoo
 
 
@@ -42,6 +43,12 @@ class SelectivePreTrainedModel(PreTrainedModel):
         for given in (kwargs, across if isinstance(across, dict) else vars(across)):
             _refuse_splitting(given)
         return super().from_pretrained(from_zoo(pretrained_model_name_or_path), *args, **kwargs)
+
+    def _init_weights(self, module: Any) -> None:
+        """As in transformers; a new form, whose matrices come before it, begins where it forgets nothing."""
+        super()._init_weights(module)
+        if isinstance(module, SelectingForm):
+            module.reset_parameters()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
         """transformers' attention functions know no F: none of them can be put in the place of ours.

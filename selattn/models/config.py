@@ -22,7 +22,7 @@ _CHOICES = {
     "positions": ("learned", "rotary"),
     "norm": ("rmsnorm", "layernorm"),
     "mlp": ("swiglu", "gelu"),
-    "selection_source": ("head", "separate"),
+    "selection_source": ("head", "separate", "new"),
 }
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -81,7 +81,8 @@ class SelectiveConfig(PreTrainedConfig):
         attention_dropout: on attention weights. The paper uses none.
         hidden_dropout: on embeddings and on what each block adds. The paper uses none.
         initializer_range: standard deviation of the initial weights (the paper does not give one).
-        selection_source: "head" (S is a head's logits) or "separate" (a bilinear form of its own).
+        selection_source: "head" (S is a head's logits), "separate" (a bilinear form of its own, the paper's), or "new"
+            (with a bias that at first forgets nothing, see `NewForm`, and with as many masks as selection_head has).
         selection_head: the selecting head, or a list of them: then each equal group of heads follows its own.
         selection_relu: constraint 1: negative selection logits count for nothing.
         selection_protect_first: constraint 2: nothing masks the first token.
@@ -263,7 +264,7 @@ class SelectiveConfig(PreTrainedConfig):
         if not self.attention:
             raise SelattnError("attention is an empty list: name at least one kind, such as 'selective'")
         masks = self.selection.heads
-        if self.selects and self.selection_source == "head" and (max(masks) >= heads or heads % len(masks)):
+        if self.selects and self.selection_source != "separate" and (max(masks) >= heads or heads % len(masks)):
             raise SelattnError(
                 f"selection_head {self.selection_head} does not fit {heads} heads: each must exist, "
                 "and their number must divide that of the heads"

@@ -214,3 +214,32 @@ def test_ramp_and_warm_up_follow_the_steps(world):
     assert (run.start.ramp, run.data.context) == (7, 512)
     control = run.control()
     assert (control.start.ramp, control.conversion) == (0, Conversion(selects=False, epsilon=0.0))
+
+
+def test_one_of_ours(world, tmp_path):
+    """A decoder of ours that does not select gets a form, too; a window stays one."""
+    model_folder(tmp_path / "ours", attention=["standard", "local:8"])
+    found = convert(
+        tmp_path / "ours", text_of(world), tmp_path / "run", settings=SHORT, prune="factor=1.2", search_rows=4
+    )
+    saved = load(tmp_path / "run")
+    assert [kind.text for kind in saved.description.kinds] == ["selective", "selective:8"]
+    assert saved.config.selection_source == "new"
+    assert saved.description.budgets.to_json() == list(found.record.budgeted.budgets)
+    losses = found.record.losses
+    assert losses["original"] != losses["after"]
+    assert losses["untrained"] == pytest.approx(losses["original"], abs=0.2)
+    ids = torch.randint(3, 300, (1, 12))
+    with torch.no_grad():
+        whole = saved.model(ids, use_cache=False).logits[0, -1]
+        cache = saved.model.new_cache()
+        for token in ids[0]:
+            step = saved.model(token[None, None], past_key_values=cache).logits[0, -1]
+    torch.testing.assert_close(whole, step, rtol=1e-4, atol=1e-4)
+
+
+def test_a_decoder_of_ours_without_a_layer_to_select(world, tmp_path):
+    model_folder(tmp_path / "ours", attention=["strided:4"])
+    with pytest.raises(SelattnError, match="has no layer that could select: strided:4"):
+        convert(tmp_path / "ours", text_of(world), tmp_path / "run", settings=SHORT)
+    assert not (tmp_path / "run").exists()

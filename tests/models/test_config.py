@@ -47,7 +47,7 @@ WRONG = [
     ({"selection_head": [0, 1], "num_attention_heads": 3}, "their number must divide that of the heads"),
     ({"selection_head": -1}, "must be a head index from 0"),
     ({"selection_head": 1, "selection_source": "separate"}, "no meaning with selection_source='separate'"),
-    ({"selection_source": "bilinear"}, "selection_source must be head or separate, not 'bilinear'"),
+    ({"selection_source": "bilinear"}, "selection_source must be head or separate or new, not 'bilinear'"),
     ({"positions": "alibi"}, "positions must be learned or rotary, not 'alibi'"),
     ({"positions": "rotary", "head_dim": 7}, "rotary positions need an even head_dim, not 7"),
     ({"norm": "batchnorm"}, "norm must be rmsnorm or layernorm"),

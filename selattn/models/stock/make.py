@@ -8,11 +8,12 @@ from typing import Any
 from torch import nn
 
 from selattn.errors import SelattnError
+from selattn.models.form import NewForm
 from selattn.models.stock.classes import config_class, family_of_config, model_class
 from selattn.models.stock.families import family_of
 from selattn.models.stock.form import drop_forms, form_sizes
 from selattn.models.stock.model import StockBase
-from selattn.models.stock.settings import NewForm, StockSettings
+from selattn.models.stock.settings import StockSettings
 from selattn.ops import Selection
 
 NEW = "new"

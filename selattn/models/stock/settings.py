@@ -7,37 +7,8 @@ from typing import Any
 
 from selattn.errors import SelattnError
 from selattn.eviction import Budgets
+from selattn.models.form import NewForm
 from selattn.ops import Selection
-
-
-@dataclass(frozen=True)
-class NewForm:
-    """A selecting form of its own: S = relu(W_q x . W_k x' / sqrt(size) + b), with no head in it.
-
-    At first W_k = 0 and b is small, so that the model starts at its stock loss; W_q is random, so that it does move
-    (with all at 0 it never would: the derivative of relu at 0 is 0). A bias b adds b times the distance to F, hence the
-    2.5 / N.
-
-    Args:
-        masks: how many; None is one for each key-value head.
-        size: features of a query and a key, the bias included; None is the model's head size.
-        bias: b at first; None is 2.5 / `context`.
-        deviation: of W_q at first.
-        context: N, for which b is meant; None is the model's longest sequence.
-    """
-
-    masks: int | None = None
-    size: int | None = None
-    bias: float | None = None
-    deviation: float = 0.125
-    context: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("masks", "size", "context"):
-            value = getattr(self, name)
-            least = 2 if name == "size" else 1
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise SelattnError(f"NewForm.{name} must be a whole number of at least {least}, not {value!r}")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""A selecting form of its own, beside the heads of a model that was trained without selection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from selattn.errors import SelattnError
+
+
+@dataclass(frozen=True)
+class NewForm:
+    """A selecting form of its own: S = relu(W_q x . W_k x' / sqrt(size) + b), with no head in it.
+
+    At first W_k = 0 and b is small, so that the model starts at its stock loss; W_q is random, so that it does move
+    (with all at 0 it never would: the derivative of relu at 0 is 0). A bias b adds b times the distance to F, hence the
+    2.5 / N.
+
+    Args:
+        masks: how many; None is one for each key-value head.
+        size: features of a query and a key, the bias included; None is the model's head size.
+        bias: b at first; None is 2.5 / `context`.
+        deviation: of W_q at first.
+        context: N, for which b is meant; None is the model's longest sequence.
+    """
+
+    masks: int | None = None
+    size: int | None = None
+    bias: float | None = None
+    deviation: float = 0.125
+    context: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("masks", "size", "context"):
+            value = getattr(self, name)
+            least = 2 if name == "size" else 1
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise SelattnError(f"NewForm.{name} must be a whole number of at least {least}, not {value!r}")
+
+
+class SelectingForm(nn.Module):
+    """Queries and keys [B, S, N, size] whose products over sqrt(size) are W_q x . W_k x' / sqrt(size) + b.
+
+    The bias is one more feature: sqrt(size) in the query, b in the key. So operator, kernels and cache know no bias.
+    """
+
+    def __init__(self, form: NewForm, hidden: int, masks: int, size: int, context: int) -> None:
+        super().__init__()
+        self.form, self.masks, self.size, self.context = form, masks, size, context
+        self.q_proj = nn.Linear(hidden, masks * (size - 1), bias=False)
+        self.k_proj = nn.Linear(hidden, masks * (size - 1), bias=False)
+        self.bias = nn.Parameter(torch.empty(masks))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """W_k = 0, W_q ~ N(0, deviation), b = 2.5 / N; see `NewForm`."""
+        nn.init.normal_(self.q_proj.weight, std=self.form.deviation)
+        nn.init.zeros_(self.k_proj.weight)
+        nn.init.constant_(self.bias, 2.5 / self.context if self.form.bias is None else self.form.bias)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B, N, hidden] to queries and keys."""
+        query, key = (self._by_mask(project(x)) for project in (self.q_proj, self.k_proj))
+        ones = torch.full_like(query[..., :1], self.size**0.5)
+        bias = self.bias.to(key.dtype)[:, None, None].expand_as(key[..., :1])
+        return torch.cat([query, ones], -1), torch.cat([key, bias], -1)
+
+    def _by_mask(self, x: Tensor) -> Tensor:
+        """[B, N, S * size] to [B, S, N, size]."""
+        return x.unflatten(-1, (self.masks, -1)).transpose(1, 2)
