@@ -114,9 +114,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         search.close()
     if found.interrupted:
-        console.print(
-            f"stopped at step {found.step:,} with a checkpoint; go on with:\n  {resume_command()}", soft_wrap=True
-        )
+        console.print(f"stopped at step {found.step:,}; go on with:\n  {resume_command()}", soft_wrap=True)
         return INTERRUPTED
     if leads():
         show(found, Console(highlight=False))
@@ -147,4 +145,5 @@ def show(found: "Converted", console: "Console") -> None:
     if record.budgeted is not None:
         told = record.budgeted
         console.print(f"[bold]{told.memory_factor:.2f} times less memory[/]: K = {list(told.budgets)}, in its config")
-    console.print(f"{record.tokens:,} tokens; {record.rows:,} other rows compared; the model is {found.folder}")
+    rows = f"{record.tokens:,} tokens; {record.rows:,} other rows compared"
+    console.print(f"{rows}; the model is {found.folder}", soft_wrap=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, make_dataclass
+from typing import Any
 
 from torch import Tensor
+from transformers import modeling_outputs
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+OURS = ("lm_loss", "memory_loss", "kept", "f", "evicted_at")  # what selection adds to the output of a language model
 
 
 @dataclass
@@ -47,3 +52,19 @@ class SelectiveOutput(CausalLMOutputWithPast):
     kept: Tensor | None = None
     f: tuple[Tensor | None, ...] | None = None
     evicted_at: tuple[Tensor, ...] | None = None
+
+
+@functools.cache
+def selective_output(kind: type) -> Any:
+    """The output class `kind` of a stock model with `OURS` as fields: DDP makes outputs anew, of their fields alone."""
+    made = make_dataclass(f"Selective{kind.__name__}", [(name, Any, None) for name in OURS], bases=(kind,))
+    made.__module__ = __name__
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    """The classes that are made on the fly, by name: what is pickled finds them here."""
+    stock = getattr(modeling_outputs, name.removeprefix("Selective"), None)
+    if name.startswith("Selective") and isinstance(stock, type):
+        return selective_output(stock)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

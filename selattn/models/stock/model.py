@@ -15,6 +15,7 @@ from selattn.models.evicting import Evicting, PrunedGeneration, selective_cache
 from selattn.models.inputs import Places, next_places, over_tokens, refuse_several, whole_places
 from selattn.models.kinds import AttentionKind
 from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
+from selattn.models.outputs import selective_output
 from selattn.models.seam import Description, LayerView, end_tokens
 from selattn.models.stock.attention import NAME, PASS, Pass
 from selattn.models.stock.classes import family_of_config
@@ -179,7 +180,7 @@ class StockSelective(StockBase):
             **kwargs,
         )
         share = 1.0 if labels is None else share_of_labels(next_tokens(labels), num_items_in_batch)
-        add_results(result, now, given, share, output_f, output_evictions)
+        result = add_results(result, now, given, share, output_f, output_evictions)
         if output_attentions and cache is not None and not whole:
             seen = (places.sequences, cache.layers[0].length, cache.get_seq_length())
             result["attentions"] = tuple(over_tokens(each, *seen) for each in result.attentions)
@@ -252,18 +253,20 @@ class StockSelective(StockBase):
 
 
 def add_results(
-    result: Any, now: Pass, given: Tensor, share: Tensor | float, output_f: bool, output_evictions: bool
-) -> None:
-    """What selection adds to the stock model's output: the memory term in the loss, F, evictions.
+    stock: Any, now: Pass, given: Tensor, share: Tensor | float, output_f: bool, output_evictions: bool
+) -> Any:
+    """The stock model's output with what selection adds: the memory term in the loss, F, evictions.
 
     Args:
-        result: of the stock model; with a loss if there were labels.
+        stock: the output of the stock model; with a loss if there were labels.
         now: what the layers found.
         given: [B, N, ...] the tokens that attended.
         share: of the labels of a whole step, which weighs this batch's memory term.
         output_f: whether F is wanted.
         output_evictions: whether evictions are wanted.
     """
+    kind: Any = type(stock)
+    result = selective_output(kind)(**stock)
     found = [now.found[layer] for layer in sorted(now.found)]
     if result.get("loss") is not None:
         result["lm_loss"] = result.loss.detach().clone()  # a trainer with several processes scales the loss in place
@@ -282,6 +285,7 @@ def add_results(
     if output_evictions:
         never = torch.full((given.shape[0], 1, given.shape[1]), NEVER, device=given.device)
         result["evicted_at"] = tuple(never if each.evicted_at is None else each.evicted_at for each in found)
+    return result
 
 
 def describe(config: Any) -> Description:

@@ -147,7 +147,7 @@ class T5Selective(StockBase):
         if labels is not None:
             share = share_of_labels(labels, num_items_in_batch)
             result["loss"] = result.loss * share  # a step of several batches is the mean over all its labels
-        add_results(result, now, given, share, output_f, output_evictions)
+        result = add_results(result, now, given, share, output_f, output_evictions)
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
 
