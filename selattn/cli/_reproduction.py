@@ -34,15 +34,18 @@ def list_experiments(console: "Console", names: Sequence[str], out: Path) -> Non
     from rich.table import Table
 
     from selattn.reproduction.cost import in_words, seconds
+    from selattn.reproduction.earlier import earlier_records
     from selattn.reproduction.experiments import EXPERIMENTS, find_experiment
     from selattn.reproduction.scales import find_scale
 
     table = Table("name", "in the paper", "what", "scales", "laptop", "recorded", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
+    before = earlier_records(out.parent)
     for each in [find_experiment(name) for name in names] or EXPERIMENTS.values():
         laptop = find_scale("laptop")
         time = seconds(each.needs(laptop, laptop.seeds).values()) if "laptop" in each.scales else None
         there = [scale for scale in each.scales if (out / scale / f"{each.name}.json").is_file()]
+        there += [Path(str(record.earlier)).name for record in before if record.experiment == each.name]
         scales = "all" if len(each.scales) == 3 else ", ".join(each.scales)
         table.add_row(
             each.name, each.paper, each.sentence, scales, "" if time is None else in_words(time), ", ".join(there)
