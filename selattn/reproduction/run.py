@@ -26,6 +26,7 @@ from selattn.utils.files import write_text
 from selattn.utils.records import check_output, read_body, write_record
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
+NOTHING = "nothing is trained"  # where a record says what its models read
 MEASURED = "measured"  # in the store's work: what has been measured
 
 
@@ -162,7 +163,7 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
         paper=experiment.paper,
         sentence=experiment.sentence,
         scale=lab.scale.name,
-        data=lab.scale.about,
+        data=lab.scale.about if lab.used else NOTHING,
         seeds=lab.seeds,
         cells=found.cells,
         claims=found.claims,

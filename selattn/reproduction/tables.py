@@ -65,7 +65,8 @@ def table_of(record: Reproduction) -> Table:
                 texts.append("" if cell is None else papers(cell))
         body.append(tuple(texts))
     runs = "one run" if len(record.seeds) == 1 else f"mean of {len(record.seeds)} seeds (smallest to largest)"
-    where = f"{record.scale} scale, {runs}; {record.data}"
+    trained = record.models or record.earlier
+    where = f"{record.scale} scale, {runs}; {record.data}" if trained else record.data
     return Table(f"{record.paper}: {record.sentence} ({where})", tuple(headings), tuple(body), record.notes)
 
 
