@@ -150,6 +150,12 @@ def test_kernels_are_compiled_and_recorded(tmp_path):
     assert (row["kernel"], row["target"], row["dtype"]) == ("step", 80, "float16")
     assert 0 < row["shared"] <= row["limit"]
     assert (target["kernels"], target["fit"], target["spills_decode"]) == (1, 1, row["spills"])
+    more = run("gpu_compile.py", tmp_path, *options, "--dtypes", "bfloat16", "--extend")
+    assert [row["dtype"] for row in more["rows"]] == ["bfloat16", "float16"]
+    assert more["rows"][1] == row
+    (tmp_path / "record.json").write_text((tmp_path / "record.json").read_text().replace(found["kernels"], "others"))
+    with pytest.raises(AssertionError, match="is of other kernels"):
+        run("gpu_compile.py", tmp_path, *options, "--extend")
 
 
 def test_what_kernels_should_take_is_counted(tmp_path, monkeypatch):

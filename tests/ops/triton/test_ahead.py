@@ -7,6 +7,8 @@ import torch
 
 from selattn.ops.backends.triton import calls, configs
 from selattn.ops.backends.triton.ahead import compile_launches
+from selattn.utils import records
+from tools.numbers import ROOT
 
 pytest.importorskip("triton")
 
@@ -39,3 +41,16 @@ def test_attention_compiles(card):
 @pytest.mark.parametrize("name", ["eviction order", "decode step: everything", "bias", "everything"])
 def test_rarer_calls_compile(name):
     assert compiled(name, 86)
+
+
+def test_the_record_says_that_all_fit():
+    """Of every card, dtype and size; and half precision needs no spills forward, for heads of 64."""
+    found = records.read_record(ROOT / "results" / "gpu_compile.json")["targets"]
+    assert {(x["target"], x["dtype"], x["size"]) for x in found} == {
+        (target, dtype, size)
+        for target in (80, 86, 90, 100)
+        for dtype in ("bfloat16", "float16", "float32")
+        for size in (64, 128)
+    }
+    assert all(x["fit"] == x["kernels"] > 0 for x in found)
+    assert not any(x["spills_forward"] for x in found if x["dtype"] != "float32" and x["size"] == 64)

@@ -33,7 +33,12 @@ def test_all_is_right(capsys, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("_few")
 def test_what_is_wrong_is_told(capsys, tmp_path, monkeypatch):
     right = Triton.attend
-    monkeypatch.setattr(Triton, "attend", lambda *args: right(*args)._replace(output=right(*args).output * 1.01))
+
+    def wrong(self, request):
+        found = right(self, request)
+        return found._replace(output=found.output * 1.01)
+
+    monkeypatch.setattr(Triton, "attend", wrong)
     assert main(["bench", "--check", "--out", str(tmp_path / "check.json")]) == 1
     shown = capsys.readouterr().out
     assert "default (float32, heads of 8, 5 tokens): output is off by" in shown
