@@ -7,7 +7,8 @@ compared, one to search for budgets on, and one to report on.
 
 Of each model: its loss unpruned and with the same K in every layer, and the memory factors at the original's loss and
 at 0.01 above it that follow; of the default recipe, the original and the control also budgets for each layer. What
-is trained and measured stays in `--runs` and beside the record: the same command goes on.
+is trained and measured stays in `--runs` and beside the record, which is written after each model: the same command
+goes on.
 """
 
 from __future__ import annotations
@@ -256,15 +257,6 @@ def main() -> None:
     with open_parts(options.out, Team()) as parts:
         bench = Bench(options.model, options.runs, options.context, parts, sets)
         limits = {part: bench.loss(original, part, None, "none") for part in sets}
-        runs = []
-        for name in options.recipes:
-            for seed in options.seeds:
-                where = options.runs / f"{name.replace(' ', '-')}-{seed}"
-                display = make_display(f"{name}, seed {seed}", console)
-                done = train(runs_of(options, name, seed), where, resume=True, display=display, maker=Converter())
-                if done.interrupted:
-                    raise SystemExit("stopped with a checkpoint; the same command goes on")
-                runs.append(measured(bench, name, seed, where / "model", limits))
         stock = {
             "unpruned": limits,
             "uniform": [bench.uniform(original, policy, limits["choice"]) for policy in STOCK],
@@ -275,8 +267,17 @@ def main() -> None:
         }
         body = {"model": Path(options.model).name, "fingerprint": original.fingerprint, "text": options.text.name}
         body |= {"documents": counts, "context": options.context, "steps": options.steps, "original": stock}
-        body |= {"runs": runs, "summary": summary(runs)}
-        records.write_record(options.out, body, options.seeds)
+        wanted, runs = [(name, seed) for name in options.recipes for seed in options.seeds], []
+        for done, (name, seed) in enumerate(wanted, 1):
+            where = options.runs / f"{name.replace(' ', '-')}-{seed}"
+            display = make_display(f"{name}, seed {seed}", console)
+            trained = train(runs_of(options, name, seed), where, resume=True, display=display, maker=Converter())
+            if trained.interrupted:
+                raise SystemExit("stopped with a checkpoint; the same command goes on")
+            runs.append(measured(bench, name, seed, where / "model", limits))
+            missing = [f"{other}, seed {number}" for other, number in wanted[done:]]
+            body |= {"runs": runs, "summary": summary(runs), "missing": missing}
+            records.write_record(options.out, body, options.seeds)
         parts.remove()
     show(body, console)
 
