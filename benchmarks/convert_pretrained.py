@@ -1,0 +1,118 @@
+"""What a small budget makes of a real model: `python benchmarks/convert_pretrained.py MODEL TEXT TEST --out FILE`.
+
+MODEL is converted on TEXT (resumable, in `--runs`). Then, on rows of TEST, the loss of the original under H2O, TOVA and
+Window+4 and of the converted model by its own selection, with the same budget in every layer: the memory factors at
+the original's loss and at 1% more perplexity follow. Both also answer the passkey test and write a text, unpruned and
+with 4 times less memory. Whether it forgets well or not, the record says how many tokens it was trained on. What is
+measured is kept beside the record until that is written: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from conversion import crossing
+from rich.console import Console
+from rich.table import Table
+from stock_policies import POLICIES, Reader, checksum, losses, passkey, written
+
+from selattn.conversion import convert
+from selattn.evaluation.parts import Parts, open_parts
+from selattn.models.loading import Loaded, load
+from selattn.training.config import TextData
+from selattn.training.display import make_display
+from selattn.utils import records
+from selattn.utils.distributed import Team
+
+FACTORS, SHOWN = (1, 2, 4, 8), 4  # times less memory; what texts are written and passkeys asked with
+MORE = math.log(1.01)  # nats: 1% of perplexity
+
+
+def mean_loss(found: Loaded, rows: torch.Tensor, policy: str | None, factor: int) -> float:
+    """Nats per token over rows [n, N]."""
+    return statistics.fmean(losses(found, rows, policy, factor))
+
+
+def passkeys(found: Loaded, policy: str | None, factor: int, options: argparse.Namespace) -> int:
+    """How many items of the passkey test are answered; those first in which the number is said early."""
+    reader = Reader(found, policy, factor, options.passkey_tokens)
+    items = [passkey(found, item, options.passkey_tokens) for item in range(options.items)]
+    return sum(reader.answers(item) for item in sorted(items, key=lambda item: item.place))
+
+
+def measure(
+    found: Loaded, rows: torch.Tensor, policy: str, options: argparse.Namespace, parts: Parts
+) -> dict[str, Any]:
+    """One model under one policy, of what was not measured before."""
+    around = {"model": found.fingerprint, "policy": policy, "context": options.context, "rows": checksum(rows)}
+    around |= {"items": options.items, "tokens": options.passkey_tokens}
+    result: dict[str, Any] = {"policy": policy, "losses": {}}
+    for factor in FACTORS:
+        chosen, key = None if factor == 1 else policy, {**around, "factor": factor}
+        loss = parts.get({"what": "loss", **key}, float, partial(mean_loss, found, rows, chosen, factor))
+        result["losses"][str(factor)] = loss
+        if factor not in (1, SHOWN):
+            continue
+        begin = rows[0, : options.context // 2]
+        said = parts.get({"what": "text", **key}, str, partial(written, found, begin, chosen, factor))
+        right = parts.get({"what": "passkey", **key}, int, partial(passkeys, found, chosen, factor, options))
+        result[f"{factor} times less"] = {"text": said, "passkeys": right}
+    return result
+
+
+def main() -> None:
+    """Convert, measure what is not measured yet, show, record."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("text", help="to train on")
+    parser.add_argument("test", type=Path, help="to measure on")
+    parser.add_argument("--out", type=Path, required=True, help="where the record goes")
+    parser.add_argument("--runs", type=Path, default=Path("runs/convert_pretrained"))
+    parser.add_argument("--separator", default="blank", help="between documents of the text")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--lr", default="5e-5")
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--items", type=int, default=10, help="of the passkey test; 0 for none")
+    parser.add_argument("--passkey-tokens", type=int, default=512)
+    options = parser.parse_args()
+    settings = [f"schedule.steps={options.steps}", f"optimizer.lr={options.lr}", "batch.size=2", "batch.micro=1"]
+    settings += ["checkpoints.every=10", "checkpoints.keep=1", "evaluation.every=1000000", "evaluation.rows=8"]
+    settings += ["evaluation.batch=1", "log_every=5"]
+    data = TextData(source=options.text, separator=options.separator, layout="packed", context=options.context)
+    done = convert(options.model, data, options.runs, settings=settings, resume=True, display=make_display)
+    if done.record is None:
+        raise SystemExit("stopped with a checkpoint; the same command goes on")
+    original, converted = load(options.model), load(options.runs)
+    ids, size = torch.tensor(original.tokenizer.encode(options.test.read_text())), options.context - 1
+    if len(ids) < size * options.rows:
+        raise SystemExit(f"{options.test} has {len(ids)} tokens, fewer than {options.rows} rows: give more text")
+    rows = ids[: size * options.rows].view(options.rows, size)
+    rows = torch.nn.functional.pad(rows, (1, 0), value=original.tokenizer.bos_id)
+    with open_parts(options.out, Team()) as parts:
+        lines = {f"original, {policy}": measure(original, rows, policy, options, parts) for policy in POLICIES}
+        lines["converted"] = measure(converted, rows, "selective", options, parts)
+        limit = lines[f"original, {POLICIES[0]}"]["losses"]["1"]
+        for line in lines.values():
+            curve = {float(factor): value for factor, value in line["losses"].items()}
+            line["factor"] = {"equal": crossing(curve, limit), "1% more": crossing(curve, limit + MORE)}
+        body = {"model": Path(options.model).name, "fingerprint": original.fingerprint, "conversion": done.record}
+        body |= {"context": options.context, "text_rows": options.rows, "items": options.items, "lines": lines}
+        records.write_record(options.out, body, 0)
+        parts.remove()
+    table = Table("", *(f"{factor}x" for factor in FACTORS), "factor, equal", "factor, +1%", f"passkeys, {SHOWN}x")
+    for name, line in lines.items():
+        at = ["never" if value is None else f"{value:.1f}" for value in line["factor"].values()]
+        cells = [f"{value:.4f}" for value in line["losses"].values()]
+        table.add_row(name, *cells, *at, str(line[f"{SHOWN} times less"]["passkeys"]))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
