@@ -8,20 +8,22 @@ static constexpr int ROWS = 4;
 #endif
 static constexpr int KEY_ROWS = 6, GROUP = 3 * ROWS; /* GROUP: a multiple of both */
 
+/* Head sizes are rounded up to what the products take. */
+template <class T> int64_t padded_size(int64_t size) {
+    const int64_t step = std::max<int64_t>(2 * VECTOR_BYTES / (int64_t)sizeof(T), ROWS);
+    return (size + step - 1) / step * step;
+}
+
 #include "attention/vector.h"
 #include "attention/products.h"
 #include "attention/inputs.h"
 #include "attention/block.h"
+#include "attention/bias.h"
+#include "attention/select.h"
 #include "attention/bounds.h"
 #include "attention/seen.h"
-
-/* Head sizes are rounded up to what the products take. */
-template <class T> int64_t padded_size(int64_t size) {
-    const int64_t step = std::max<int64_t>(2 * LANES<T>, ROWS);
-    return (size + step - 1) / step * step;
-}
-
 #include "attention/forward.h"
+#include "attention/backward_block.h"
 #include "attention/backward.h"
 #include "cache/evict.h"
 #include "cache/decode.h"

@@ -1,4 +1,4 @@
-/* A block of queries: which rows it has, what they see, which keys are alive for it, and its F. */
+/* A block of queries: which rows it has, what they see, and which keys are alive for it. */
 
 template <class T> constexpr T MASKED = -std::numeric_limits<T>::infinity();
 template <class T> constexpr T LOG2E = (T)1.4426950408889634074;
@@ -53,23 +53,24 @@ template <class T> void fill_lanes(const Problem &p, int64_t b, int64_t block, L
     }
 }
 
-/* Whether key j is there for a block: no padding, and not gone before its first row. */
+/* Whether key j is there for a block: no padding, and not gone before its first row, for the heads or for the form. */
 INLINE bool is_there(const Problem &p, int64_t b, int64_t j, int64_t first_row) {
-    return !(p.start && p.start[b * p.M + j] > j) && !(p.until && p.until[b * p.M + j] <= first_row);
+    if (p.start && p.start[b * p.M + j] > j) return false;
+    return !(p.until && p.until[b * p.M + j] <= first_row) || (p.form_until && p.form_until[b * p.M + j] > first_row);
 }
 
 /* Keys of one chunk, ascending, and what is known of them. Room for the rounding up to whole groups. */
 template <class T> struct Chunk {
     int32_t key[CHUNK + GROUP];
-    T index[CHUNK + GROUP], until[CHUNK + GROUP];
+    T index[CHUNK + GROUP], until[CHUNK + GROUP], form_until[CHUNK + GROUP]; /* form_until: if the problem has one */
     bool is_protected[CHUNK + GROUP]; /* the first key of a sequence, where it is protected: nobody selects it */
     int64_t count, rounded;
-    bool evicts; /* some row of the block sees one of the keys no longer */
+    bool evicts, form_evicts; /* some row of the block sees one of the keys no longer */
 };
 
 template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T> &lanes, Chunk<T> &c) {
     c.rounded = (c.count + GROUP - 1) / GROUP * GROUP;
-    c.evicts = false;
+    c.evicts = c.form_evicts = false;
     const T last_row = lanes.row[lanes.count - 1];
     for (int64_t i = 0; i < c.rounded; i++) {
         const bool real = i < c.count;
@@ -77,6 +78,10 @@ template <class T> void finish_chunk(const Problem &p, int64_t b, const Lanes<T>
         c.index[i] = real ? (T)j : std::numeric_limits<T>::max(); /* no row sees a key beyond all */
         c.until[i] = real && p.until ? (T)p.until[b * p.M + j] : std::numeric_limits<T>::max();
         c.evicts = c.evicts || c.until[i] <= last_row;
+        if (p.form_until) {
+            c.form_until[i] = real ? (T)p.form_until[b * p.M + j] : std::numeric_limits<T>::max();
+            c.form_evicts = c.form_evicts || c.form_until[i] <= last_row;
+        }
         const bool first = p.start ? p.start[b * p.M + j] == j : j == 0;
         c.is_protected[i] = protects(p, first, false);
     }
@@ -102,7 +107,7 @@ template <class T> int64_t lookahead(const Problem &p, int64_t g, const Chunk<T>
 template <class T>
 void prefetch_keys(Prefetch &prefetch, const Problem &p, const Rows &x, int64_t b, int64_t g, const Chunk<T> &c,
                    int64_t padded) {
-    const Gathered<T> found = neighbors<T>(x, b, g % p.G, c.key, c.count, padded);
+    const Gathered<T> found = neighbors<T>(x(b, g % p.G), c.key, c.count, padded);
     if (found.data) prefetch.share_of_rows(found.data + lookahead(p, g, c) * found.row, found.row, padded, c.count);
 }
 
@@ -140,100 +145,18 @@ template <class T> INLINE Vector<T> capped(Vector<T> x, T cap) {
     return x < 0 ? -found : found;
 }
 
+/* The same of what makes S: the form may see keys that are gone for the heads, and the other way round. */
+template <class T>
+INLINE Ints<T> selector_sees(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, int64_t lane, int64_t i) {
+    if (!p.form_until) return sees(lanes, c, lane, i);
+    const Vector<T> low = load(lanes.low + lane), row = load(lanes.row + lane), key = splat(c.index[i]);
+    return (low <= key) & (key <= row) & (row < splat(c.form_until[i]));
+}
+template <class T>
+INLINE bool selector_sees_all(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, int panel, int64_t i) {
+    if (!p.form_until) return sees_all(lanes, c, panel, i);
+    return !c.form_evicts && c.index[i] >= lanes.panel_low_max[panel] && c.index[i + ROWS - 1] < lanes.panel_row_min[panel];
+}
+
 /* Numbers of one panel of a tile. */
 template <class T> constexpr int64_t TILE = (CHUNK + 1) * PANEL<T>;
-
-/* What selection keeps of a block and chunk while the heads go over it: tiles [panel][CHUNK + 1][PANEL]. */
-template <class T> struct Selected {
-    T *logit; /* of the selecting head, base 2, before F and masks */
-    T *f;     /* base 2; one number more than the tile, see below. Written where `masked` says so, and 0 elsewhere. */
-    /* Of ROWS keys each: whether some row of the panel, or one before it, may have selected one of them. */
-    bool masked[PANELS<T>][(CHUNK + GROUP) / ROWS];
-
-    void take(Arena &m) {
-        for (T **tile : {&logit, &f}) *tile = m.take<T>(PANELS<T> * TILE<T> + 64);
-    }
-    bool is_masked(int panel, int64_t i) const { return masked[panel][i / ROWS]; }
-};
-
-/* Whether some logit of ROWS keys is positive, or not a number. */
-template <class T> INLINE bool any_selects(const Vector<T> (&logit)[ROWS][3]) {
-    Ints<T> is{};
-    UNROLLED for (int r = 0; r < ROWS; r++)
-        UNROLLED for (int v = 0; v < 3; v++) is |= ~(logit[r][v] <= Vector<T>{});
-    return any<T>(is);
-}
-
-/* F of the block's rows for the keys of a chunk: f[i] = F before the block + sum over earlier
- * rows of S, S = strength * relu(logit).
- * `begin` [M] is F at the first row of the block, `end` [M] becomes that of the next block, unless it is null. */
-template <class T>
-void select(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, const Gathered<T> &k, const T *queries, int64_t padded,
-            const T *begin, T *end, T *memory, Selected<T> &to) {
-    constexpr int L = LANES<T>, W = PANEL<T>;
-    const T cap = (T)p.softcap * LOG2E<T>, tau = (T)p.tau * LOG2E<T>, strength = (T)p.strength;
-    for (int64_t i = 0; i < c.rounded; i += ROWS) {
-        T carry[ROWS];
-        bool masked = !p.relu; /* without relu a sum may be 0 and its parts not */
-        for (int r = 0; r < ROWS; r++) {
-            carry[r] = i + r < c.count ? begin[c.key[i + r]] : 0;
-            masked = masked || carry[r] != 0;
-        }
-        for (int panel = 0; panel < PANELS<T>; panel++) {
-            T *logit = to.logit + panel * TILE<T> + i * W, *f = to.f + panel * TILE<T> + i * W;
-            to.masked[panel][i / ROWS] = masked;
-            /* Keys after all of the panel's rows, or a panel of padding. */
-            if (c.index[i] > lanes.panel_row_max[panel] || lanes.panel_low_min[panel] > c.index[i + ROWS - 1]) continue;
-            Vector<T> sum[ROWS][3];
-            times_rows(k.data + i * k.row, k.row, queries + panel * padded * W, p.D, sum);
-            UNROLLED for (int r = 0; r < ROWS; r++)
-                UNROLLED for (int v = 0; v < 3; v++) {
-                    if (p.softcap) sum[r][v] = capped<T>(sum[r][v], cap);
-                    store(logit + r * W + v * L, sum[r][v]);
-                }
-            if (!masked && !any_selects<T>(sum)) continue;
-            to.masked[panel][i / ROWS] = masked = true;
-            const bool all = sees_all(lanes, c, panel, i);
-            for (int r = 0; r < ROWS; r++) {
-                Vector<T> before = splat(carry[r]);
-                T *row = f + r * W;
-                if (p.shift) row[0] = carry[r];
-                for (int v = 0; v < 3; v++) {
-                    const int64_t lane = panel * W + v * L;
-                    const Vector<T> x = load(logit + r * W + v * L);
-                    Vector<T> s = p.relu ? larger<T>(Vector<T>{}, x) : x; /* in this order NaN stays NaN */
-                    s *= strength;
-                    if (c.is_protected[i + r])
-                        s = Vector<T>{}; /* not times 0: that is NaN where the logit is not finite */
-                    else if (!all) {
-                        Ints<T> may = sees(lanes, c, lane, i + r);
-                        if (protects(p, false, true)) may &= load(lanes.row + lane) != splat(c.index[i + r]);
-                        s = may ? s : Vector<T>{};
-                    }
-                    s = running_sum<T>(s) + before;
-                    /* The row before: one number further on. What that writes into the next key's row is overwritten. */
-                    store(row + v * L + (p.shift ? 1 : 0), s);
-                    before = splat(s[L - 1]);
-                }
-                carry[r] = before[0];
-            }
-        }
-        if (end && masked)
-            for (int r = 0; r < ROWS; r++)
-                if (i + r < c.count) end[c.key[i + r]] = carry[r];
-    }
-    if (!memory) return;
-    for (int panel = 0; panel < PANELS<T>; panel++) {
-        const Range seen = seen_by(lanes, c, panel);
-        for (int v = 0; v < 3; v++) {
-            const int64_t lane = panel * W + v * L;
-            Vector<T> total{}; /* of this chunk: short sums round less than one long one */
-            for (int64_t i = seen.begin; i < seen.end; i++) {
-                const Vector<T> f = to.is_masked(panel, i) ? load(to.f + panel * TILE<T> + i * W + v * L) : Vector<T>{};
-                const Vector<T> kept = 1 - (f > splat(tau) ? splat(tau) : f) / tau; /* in this order NaN stays NaN */
-                total += sees(lanes, c, lane, i) ? kept : Vector<T>{};
-            }
-            store(memory + lane, load(memory + lane) + total);
-        }
-    }
-}

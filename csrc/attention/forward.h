@@ -5,6 +5,7 @@
  */
 template <class T> struct ForwardBlock { /* what a thread keeps of a block of queries */
     T *queries, *output, *top, *total, *memory; /* of all heads, but for memory */
+    T *form_queries;                            /* null if a head selects */
     Selected<T> selected;                       /* of one chunk */
     Lanes<T> lanes;
     Chunk<T> chunk;
@@ -14,13 +15,18 @@ template <class T> struct ForwardBlock { /* what a thread keeps of a block of qu
         exact_masking = exactly;
         queries = m.take<T>(p.H * BLOCK * d), output = m.take<T>(p.H * BLOCK * dv);
         top = m.take<T>(p.H * BLOCK), total = m.take<T>(p.H * BLOCK), memory = m.take<T>(BLOCK);
-        selected.take(m);
+        const int64_t size = padded_size<T>(p.form_size);
+        form_queries = has_form(p) ? m.take<T>(BLOCK * size) : nullptr;
+        selected.take(m, selector_has_bias(p));
     }
     void begin(const Problem &p, int64_t b, int64_t block, int64_t d, int64_t dv) {
-        const Rows q{p.query, p.query_stride, p.D, p.dtype};
+        const Rows q = query_of(p);
         fill_lanes(p, b, block, lanes);
         for (int64_t h = 0; h < p.H; h++)
-            pack_panels(q, b, h, lanes.first_row, lanes.count, (T)p.scale * LOG2E<T>, d, queries + h * BLOCK * d);
+            pack_panels(q(b, h), lanes.first_row, lanes.count, (T)p.scale * LOG2E<T>, d, queries + h * BLOCK * d);
+        if (form_queries)
+            pack_panels(form_query_of(p)(b, 0), lanes.first_row, lanes.count, (T)p.form_scale * LOG2E<T>,
+                        padded_size<T>(p.form_size), form_queries);
         std::fill_n(output, p.H * BLOCK * dv, (T)0);
         std::fill_n(total, p.H * BLOCK, (T)0);
         std::fill_n(top, p.H * BLOCK, std::numeric_limits<T>::lowest() / 2);
@@ -30,13 +36,15 @@ template <class T> struct ForwardBlock { /* what a thread keeps of a block of qu
 
 template <class T> struct ForwardStrip { /* what a thread needs of its own */
     std::vector<ForwardBlock<T>> blocks;
-    T *tile, *keys, *values;
+    T *tile, *keys, *values, *form_keys, *bias; /* the last two: null if there are none */
     std::vector<int32_t> living; /* of one chunk */
 
     void take(Arena &m, const Problem &p, int64_t most, int64_t d, int64_t dv, bool exact_masking) {
         blocks.resize(most);
         for (ForwardBlock<T> &each : blocks) each.take(m, p, d, dv, exact_masking);
         tile = m.take<T>(TILE<T>);
+        form_keys = has_form(p) ? m.take<T>((CHUNK + GROUP) * padded_size<T>(p.form_size)) : nullptr;
+        bias = p.bias ? m.take<T>(TILE<T>) : nullptr;
         keys = m.take<T>((CHUNK + GROUP) * d), values = m.take<T>((CHUNK + GROUP) * dv);
         living.reserve(CHUNK);
     }
@@ -60,7 +68,7 @@ INLINE void shift_group(const Lanes<T> &lanes, const Chunk<T> &c, int panel, int
 /* Logits - F of one panel for the keys of a chunk, and their largest for each query. */
 template <class T>
 void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, int panel, Range seen, const Gathered<T> &k,
-                    const T *queries, const Selected<T> &selected, bool is_selecting, Prefetch &prefetch, T *tile,
+                    const T *queries, const Selected<T> &selected, const T *bias, bool is_selecting, Prefetch &prefetch, T *tile,
                     Vector<T> (&most)[3]) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const T cap = (T)p.softcap * LOG2E<T>;
@@ -77,7 +85,8 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
                 for (int r = 0; r < ROWS; r++)
                     for (int v = 0; v < 3; v++) sum[r][v] = capped<T>(sum[r][v], cap);
         }
-        const bool masked = p.selecting >= 0 && selected.is_masked(panel, i), all = sees_all(lanes, c, panel, i);
+        if (bias) add_bias(bias + i * W, sum);
+        const bool masked = p.selects && selected.is_masked(panel, i), all = sees_all(lanes, c, panel, i);
         if (masked && all)
             shift_group<true, true>(lanes, c, panel, i, f, sum, tile, most);
         else if (masked)
@@ -86,22 +95,27 @@ void shifted_logits(const Problem &p, const Lanes<T> &lanes, const Chunk<T> &c, 
             shift_group<false, true>(lanes, c, panel, i, f, sum, tile, most);
         else
             shift_group<false, false>(lanes, c, panel, i, f, sum, tile, most);
+        if (bias) hide(bias + i * W, tile + i * W); /* also where F is NaN */
     }
 }
 
 /* One panel of one head over one chunk: the softmax so far. */
 template <class T>
-void attend_panel(const Problem &p, ForwardBlock<T> &a, T *tile, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
+void attend_panel(const Problem &p, ForwardBlock<T> &a, const ForwardStrip<T> &own, int64_t b, int64_t h, int panel, const Gathered<T> &k, const Gathered<T> &v,
                   Prefetch &prefetch, int64_t d, int64_t dv) {
     constexpr int L = LANES<T>, W = PANEL<T>;
     const Range seen = seen_by(a.lanes, a.chunk, panel);
     if (seen.begin == seen.end) return;
     T *top = a.top + h * BLOCK + panel * W, *total = a.total + h * BLOCK + panel * W;
     T *output = a.output + (h * BLOCK + panel * W) * dv;
+    T *tile = own.tile;
+    const bool is_selecting = p.selects && h == selecting_head(p, b);
+    const T *bias = is_selecting ? a.selected.bias_of(panel, 0) : own.bias;
+    if (bias && !is_selecting) fill_bias(head_bias<T>(p, b, h), a.lanes, a.chunk, panel, seen, own.bias);
     Vector<T> most[3], factor[3], sum[3];
     for (int i = 0; i < 3; i++) most[i] = load(top + i * L);
     shifted_logits(p, a.lanes, a.chunk, panel, seen, k, a.queries + (h * BLOCK + panel * W) * d, a.selected,
-                   h == p.selecting, prefetch, tile, most);
+                   bias, is_selecting, prefetch, tile, most);
     bool moves = false;
     for (int i = 0; i < 3; i++) {
         const Vector<T> before = load(top + i * L);
@@ -120,7 +134,7 @@ void attend_panel(const Problem &p, ForwardBlock<T> &a, T *tile, int64_t h, int 
         }
     for (int i = 0; i < 3; i++) store(total + i * L, sum[i]);
     if (a.exact_masking)
-        add_seen_keys(a.lanes, a.chunk, panel, seen, v, tile, output, dv);
+        add_seen_keys(a.lanes, a.chunk, panel, seen, v, tile, {a.chunk.until, bias ? bias - panel * TILE<T> : nullptr}, output, dv);
     else
         add_columns_times(v.data + seen.begin * v.row, v.row, tile + seen.begin * W, seen.end - seen.begin, output, dv);
 }
@@ -182,7 +196,7 @@ template <class T> void write_block(const Problem &p, ForwardBlock<T> &a, int64_
             T total = a.total[h * BLOCK + i], share = 1 / total;
             /* It sees nothing, and is 0; or all of its logits are -infinity, and 0 / 0 is NaN. */
             if (total == 0) share = 0, total = infinity;
-            if (!share && sees_something(p, b, a.lanes, i)) share = total = std::numeric_limits<T>::quiet_NaN();
+            if (!share && sees_something(p, b, h, a.lanes, i)) share = total = std::numeric_limits<T>::quiet_NaN();
             for (int64_t d = 0; d < p.Dv; d++) write_number(p.output, row * p.Dv + d, output[d * W] * share, p.dtype);
             ((T *)p.lse)[row] = total == infinity ? infinity : a.top[h * BLOCK + i] + std::log2(total);
         }
@@ -193,15 +207,15 @@ template <class T> void write_block(const Problem &p, ForwardBlock<T> &a, int64_
 
 /* F of a chunk for one block, which moves on to the next. */
 template <class T>
-void select_forward(const Problem &p, ForwardBlock<T> &a, T *keys, int64_t b, int64_t block, T *f_now, int64_t d) {
-    const Rows k{p.key, p.key_stride, p.D, p.dtype};
+void select_forward(const Problem &p, ForwardBlock<T> &a, const ForwardStrip<T> &own, int64_t b, int64_t block, T *f_now, int64_t d) {
     const Chunk<T> &c = a.chunk;
     if (p.block_f) {
         T *begin = (T *)p.block_f + (b * block_count(p) + block) * p.M;
         for (int64_t i = 0; i < c.count; i++) begin[c.key[i]] = f_now[c.key[i]];
     }
-    const Gathered<T> chosen = gather(k, b, p.selecting / (p.H / p.G), c.key, c.count, d, keys);
-    select(p, a.lanes, c, chosen, a.queries + p.selecting * BLOCK * d, d, f_now, f_now, p.memory ? a.memory : nullptr,
+    const Selector<T> by = selector(p, b, a.queries, d, a.form_queries);
+    fill_selector_bias(p, b, a.lanes, c, a.selected);
+    select(p, a.lanes, c, selector_keys(p, b, c, d, own.keys, own.form_keys), by, f_now, f_now, p.memory ? a.memory : nullptr,
            a.selected);
 }
 
@@ -209,7 +223,7 @@ void select_forward(const Problem &p, ForwardBlock<T> &a, T *keys, int64_t b, in
 template <class T>
 Prefetch prefetch_forward(const Problem &p, const ForwardStrip<T> &own, int64_t b, int64_t g, int64_t s, int64_t blocks, int64_t h, int64_t d,
                     int64_t dv) {
-    const Rows k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
+    const Rows k = key_of(p), v = value_of(p);
     const int64_t shared = p.H / p.G;
     const Chunk<T> &c = own.blocks[s].chunk;
     Prefetch prefetch(s * shared + h - g * shared, blocks * shared, PANELS<T> * c.rounded / ROWS);
@@ -224,8 +238,8 @@ template <class T> void forward_strip(const Problem &p, ForwardStrip<T> &own, co
                                       const Strips &strips, int64_t unit, int64_t d, int64_t dv) {
     const int64_t b = unit % p.B, first = unit / p.B * strips.size, blocks = std::min(strips.size, block_count(p) - first);
     const int64_t shared = p.H / p.G, first_row = p.M - p.N + first * BLOCK;
-    const int64_t unit_before = p.selecting >= 0 && first > 0 ? unit - p.B : -1;
-    const Rows k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
+    const int64_t unit_before = p.selects && first > 0 ? unit - p.B : -1;
+    const Rows k = key_of(p), v = value_of(p);
     T *f_now = running_f + b * p.M;
     int64_t from = p.M, living = 0;
     for (int64_t s = 0; s < blocks; s++) {
@@ -238,7 +252,7 @@ template <class T> void forward_strip(const Problem &p, ForwardStrip<T> &own, co
         for (int64_t s = 0; s < blocks; s++) {
             ForwardBlock<T> &a = own.blocks[s];
             share_of_block(p, bounds, b, first + s, own.living, f_now, a.lanes, a.chunk);
-            if (a.chunk.count && p.selecting >= 0) select_forward(p, a, own.keys, b, first + s, f_now, d);
+            if (a.chunk.count && p.selects) select_forward(p, a, own, b, first + s, f_now, d);
             if (p.living) living += count_pairs(a.lanes, a.chunk);
         }
         progress.finish(unit, from); /* the next strip may go on */
@@ -246,12 +260,12 @@ template <class T> void forward_strip(const Problem &p, ForwardStrip<T> &own, co
             for (int64_t s = 0; s < blocks; s++) {
                 ForwardBlock<T> &a = own.blocks[s];
                 if (!a.chunk.count) continue;
-                const Gathered<T> keys = gather(k, b, g, a.chunk.key, a.chunk.count, d, own.keys);
-                const Gathered<T> values = gather(v, b, g, a.chunk.key, a.chunk.count, dv, own.values);
+                const Gathered<T> keys = gather(k(b, g), a.chunk.key, a.chunk.count, d, own.keys);
+                const Gathered<T> values = gather(v(b, g), a.chunk.key, a.chunk.count, dv, own.values);
                 for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
                     Prefetch prefetch = prefetch_forward(p, own, b, g, s, blocks, h, d, dv);
                     for (int panel = 0; panel < PANELS<T>; panel++)
-                        attend_panel(p, a, own.tile, h, panel, keys, values, prefetch, d, dv);
+                        attend_panel(p, a, own, b, h, panel, keys, values, prefetch, d, dv);
                 }
             }
     }
@@ -288,7 +302,7 @@ template <class T> int forward_pass(const Problem &p, bool exact_masking, bool &
 #pragma omp parallel num_threads(threads)
     {
         if (leaves_out) {
-            const Rows q{p.query, p.query_stride, p.D, p.dtype}, k{p.key, p.key_stride, p.D, p.dtype}, v{p.value, p.value_stride, p.Dv, p.dtype};
+            const Rows q = query_of(p), k = key_of(p), v = value_of(p);
 #pragma omp for schedule(dynamic)
             for (int64_t i = 0; i < p.B * p.H; i++) {
                 const int64_t b = i / p.H, h = i % p.H, shared = p.H / p.G;

@@ -184,13 +184,13 @@ def sequences(ids):
 
 
 @st.composite
-def selections(draw, heads, masks=True):
-    """Every switch, and one or, with `masks`, several selecting heads."""
+def selections(draw, heads):
+    """Every switch, and one or several selecting heads."""
     head = st.integers(0, heads - 1)
     divisors = [n for n in range(1, heads + 1) if heads % n == 0]
     several = st.sampled_from(divisors).flatmap(lambda n: st.tuples(*[head] * n))
     on = st.sampled_from((True, True, False))
-    chosen = draw(st.one_of(st.just(0), head, several) if masks else st.one_of(st.just(0), head))
+    chosen = draw(st.one_of(st.just(0), head, several))
     return Selection(chosen, draw(on), draw(on), draw(on), draw(on))
 
 
@@ -216,8 +216,8 @@ def cases(draw, lengths=LENGTHS, all_returns=False, backend="reference"):
 
     transposed = draw(maybe)
     inputs = {"query": 2 * heads_of(H, N, D), "key": heads_of(G, M, D), "value": heads_of(G, M, Dv)}
-    chosen = draw(selections(H, masks=everything))
-    if everything and draw(st.sampled_from((False, False, True))):
+    chosen = draw(selections(H))
+    if draw(st.sampled_from((False, False, True))):
         chosen = Selection(0, chosen.relu, chosen.protect_first, chosen.protect_self, chosen.shift)
         masks = draw(st.sampled_from([n for n in range(1, H + 1) if H % n == 0]))
         inputs |= {"selection_query": heads_of(masks, N, 3), "selection_key": heads_of(masks, M, 3)}
@@ -236,15 +236,14 @@ def cases(draw, lengths=LENGTHS, all_returns=False, backend="reference"):
         "strength": draw(st.sampled_from((1.0, 1.0, 0.3, 0.0, torch.tensor(0.7)))),
         "tau": draw(st.sampled_from((1.0, 0.4, 6.0))),
     }
-    kind = draw(st.sampled_from((None, "shared", "each" if everything else None)))
+    kind = draw(st.sampled_from((None, "shared", "each")))
     if kind:
         shape = (B, M) if kind == "shared" else (B, G, M)
         options["visible_until"] = torch.randint(-1, M + M // 2 + 2, shape, generator=chance)
-    padding = (None, None, "bool") if documents is None else (None,)
-    kind = draw(st.sampled_from((None, None, "bias", "bool") if everything else padding))
+    kind = draw(st.sampled_from((None, None, "bias", "bool" if everything or documents is None else None)))
     if kind:
         full = [n if draw(maybe) else 1 for n in (B, H, N, M)]
-        full = full if everything else [full[0], 1, 1, full[3]]
+        full = full if everything or kind == "bias" else [full[0], 1, 1, full[3]]
         if kind == "bias":
             holes = torch.rand(full, generator=chance) < draw(st.sampled_from((0.0, 0.2)))
             inputs["attn_mask"] = normal(*full).masked_fill(holes, -torch.inf)

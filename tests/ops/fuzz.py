@@ -116,6 +116,27 @@ def some_sequences(chance, tensor, batch, keys):
     return Sequences.from_mask((index < cuts[:, :1]) | (index >= cuts[:, 2:]))  # one document, padding inside
 
 
+def some_divisor(chance, number):
+    """How many masks the heads can be shared out among."""
+    return chance.choice([n for n in range(1, number + 1) if number % n == 0])
+
+
+def some_heads(chance, heads):
+    """The selecting heads: mostly one, or one for each of some groups, in the group or anywhere."""
+    masks = some_divisor(chance, heads) if chance.random() < 0.35 else 1
+    if masks == 1 or chance.random() < 0.5:
+        return tuple(chance.randrange(heads) for _ in range(masks))
+    return tuple(group * (heads // masks) + chance.randrange(heads // masks) for group in range(masks))
+
+
+def some_bias(chance, tensor, shape, dtype):
+    """Numbers for some of the dimensions, one for all of the others; some of them may hide."""
+    shape = [n if chance.random() < 0.6 else 1 for n in shape]
+    found = chance.choice((0.1, 1.0, 20.0)) * torch.randn(shape, generator=tensor, dtype=torch.float64)
+    found = found.to(torch.promote_types(dtype, torch.float32))
+    return found.masked_fill(torch.rand(shape, generator=tensor) < chance.choice((0.0, 0.0, 0.2)), -torch.inf)
+
+
 def draw(seed):
     """The example of that seed."""
     chance, tensor = random.Random(seed), torch.Generator().manual_seed(seed)
@@ -131,22 +152,31 @@ def draw(seed):
 
     kinds = tuple(chance.choice(VALUES) for _ in range(4))
     shapes = {"query": (G * shared, N, D), "key": (G, M, D), "value": (G, M, Dv)}
-    head = chance.randrange(G * shared)
+    H, heads, masks = G * shared, some_heads(chance, G * shared), 0
+    if chance.random() < 0.3:  # a form selects
+        heads, masks, size = (0,), some_divisor(chance, H), chance.choice((1, 5, 16, chance.randint(2, 70)))
+        shapes |= {"selection_query": (masks, N, size), "selection_key": (masks, M, size)}
     drawn = {
         name: numbers(chance, kind, (B, *shape), dtype, tensor)
-        for (name, shape), kind in zip(shapes.items(), kinds, strict=False)
+        for (name, shape), kind in zip(shapes.items(), (*kinds[:3], *kinds[:2]), strict=False)
     }
-    if chance.random() < 0.3:
-        select_rarely(chance, tensor, drawn["query"][:, head], drawn["key"][:, head // shared])
+    if chance.random() < 0.3 and masks:
+        for mask in range(masks):
+            select_rarely(chance, tensor, drawn["selection_query"][:, mask], drawn["selection_key"][:, mask])
+    elif chance.random() < 0.3:
+        select_rarely(chance, tensor, drawn["query"][:, heads[0]], drawn["key"][:, heads[0] // shared])
+    masks = masks or len(heads)
     inputs = {name: laid_out(chance, x) for name, x in drawn.items()}
+    if chance.random() < 0.25:
+        inputs["attn_mask"] = some_bias(chance, tensor, (B, H, N, M), dtype)
     if past:
-        initial_f = torch.rand(B, 1, past, generator=tensor, dtype=torch.float64) * chance.choice((0.0, 1.0, 50.0))
+        initial_f = torch.rand(B, masks, past, generator=tensor, dtype=torch.float64) * chance.choice((0.0, 1.0, 50.0))
         inputs["initial_f"] = initial_f.to(torch.promote_types(dtype, torch.float32))
     on = (True, True, True, False)
     small = 2.0**-24 if dtype != torch.float64 else 2.0**-60
     options = {
         "enable_gqa": True,
-        "selection": Selection(head, *(chance.choice(on) for _ in range(4))),
+        "selection": Selection(heads if len(heads) > 1 else heads[0], *(chance.choice(on) for _ in range(4))),
         "sequences": some_sequences(chance, tensor, B, M),
         "scale": chance.choice((None, None, 1.0, -0.3)),
         "softcap": chance.choice((None, None, None, 2.0, 50.0)),
@@ -157,14 +187,15 @@ def draw(seed):
         "wanted": (*["memory"] * (chance.random() < 0.7), *["final_f"] * continues),
     }
     if chance.random() < 0.3:
-        away = torch.randint(-1, M + M // 2 + 2, (B, M), generator=tensor)
+        shape = (B, M) if chance.random() < 0.6 else (B, G, M)
+        away = torch.randint(-1, M + M // 2 + 2, shape, generator=tensor)
         keep = chance.choice((0.0, 0.8))
-        options["visible_until"] = torch.where(torch.rand(B, M, generator=tensor) < keep, M, away)
+        options["visible_until"] = torch.where(torch.rand(shape, generator=tensor) < keep, M, away)
     example = Example(seed, dtype, threads, inputs, options, {}, kinds)
     if not continues:
         example.upstream["output"] = laid_out(chance, numbers(chance, kinds[3], (B, G * shared, N, Dv), dtype, tensor))
         if "memory" in options["wanted"]:
-            example.upstream["memory"] = torch.randn(B, 1, N, generator=tensor, dtype=torch.float64)
+            example.upstream["memory"] = torch.randn(B, masks, N, generator=tensor, dtype=torch.float64)
     return example
 
 
@@ -187,19 +218,40 @@ def exact(dtype):
 
 
 def selecting(r):
-    """Of the selecting head, where a row may select: its logits, and the sums of their terms' sizes (else 0)."""
-    head = r.rules.selection.heads[0]
-    q, k = r.query[:, head], r.key[:, head * r.key.shape[1] // r.query.shape[1]]
-    allowed = tile.may_select(r, tile.whole(r), tile.visible(r, tile.whole(r)))[:, 0]
-    return r.scale * (q @ k.mT) * allowed, abs(r.scale) * (q.abs() @ k.abs().mT) * allowed
+    """[B, S, N, M] of each mask, where a row may select: the logits, and the sums of their terms' sizes (else 0)."""
+    q, k, scale, bias = r.selection_query, r.selection_key, None, None
+    if q is None:
+        heads = list(r.rules.selection.heads)
+        q, k = r.query[:, heads], r.key[:, [head * r.key.shape[1] // r.query.shape[1] for head in heads]]
+        scale, bias = r.scale, finite_bias(r)
+        bias = bias if bias is None or bias.shape[1] == 1 else bias[:, heads]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    logits, size = scale * (q @ k.mT), abs(scale) * (q.abs() @ k.abs().mT)
+    if r.selection_query is None and r.rules.softcap is not None and bias is not None:
+        logits = r.rules.softcap * (logits / r.rules.softcap).tanh()
+    if bias is not None:
+        logits, size = logits + bias, size + bias.abs()
+    allowed = tile.may_select(r, tile.whole(r), tile.visible(r, tile.whole(r)))
+    return logits * allowed, size * allowed
+
+
+def finite_bias(r):
+    """The bias, 0 where it hides."""
+    return None if r.bias is None else r.bias.double().masked_fill(r.bias == -torch.inf, 0.0)
+
+
+def each_head(F, r):
+    """[B, S, N, M] of masks as [B, H, N, M] of the heads that follow them."""
+    return F.repeat_interleave(r.query.shape[1] // F.shape[1], 1)
 
 
 def kinks(example, r, F):
     """Whether a logit that selects is too near 0 to tell its sign, and whether some F is too near tau, both in fp64."""
     eps, smallest = exact(example.dtype).eps, exact(example.dtype).smallest_normal
     logits, size = selecting(r)
-    near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * r.query.shape[-1]))
-    slack = 1e3 * eps * (r.rules.tau + F.abs() + size.amax((1, 2), keepdim=True))
+    features = (r.query if r.selection_query is None else r.selection_query).shape[-1]
+    near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * features))
+    slack = 1e3 * eps * (r.rules.tau + F.abs() + size.amax((2, 3), keepdim=True))
     return r.rules.selection.relu and bool(near.any()), bool(((F - r.rules.tau).abs() <= slack).any())
 
 
@@ -220,9 +272,11 @@ def rounding_of_weights(example, r, F, weights):
     key = r.key.repeat_interleave(r.query.shape[1] // r.key.shape[1], 1)
     logits = r.scale * (r.query @ key.mT)
     logits = logits if r.rules.softcap is None else r.rules.softcap * (logits / r.rules.softcap).tanh()
+    logits = logits if r.bias is None else logits + finite_bias(r)
+    F = each_head(F, r)
     most = weights.argmax(-1, keepdim=True)
-    top = (logits - F.unsqueeze(1)).gather(-1, most).abs()
-    of_f = rounding_of_f(example, F).unsqueeze(1).expand_as(weights)
+    top = (logits - F).gather(-1, most).abs()
+    of_f = rounding_of_f(example, F)
     return (4 * exact(example.dtype).eps * (1 + top) + of_f + of_f.gather(-1, most)) * weights
 
 
@@ -246,11 +300,22 @@ def rounding(example, r, F, weights):
     d_output = example.upstream["output"].double().abs()
     terms = d_output @ value.abs().mT
     d_logits = off * terms + (off + torch.finfo(example.dtype).eps * weights) * (weights * terms).sum(-1, keepdim=True)
-    d_f = (weights * (terms + (weights * terms).sum(-1, keepdim=True))).sum(1)
+
+    def by_mask(x):
+        return x.unflatten(1, (r.masks, -1)).sum(2)
+
+    d_f = by_mask(weights * (terms + (weights * terms).sum(-1, keepdim=True)))
     if "memory" in example.upstream:
-        d_f = d_f + example.upstream["memory"][:, 0, :, None].abs() / r.rules.tau
-    later = (d_logits.sum(1) + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2)
-    d_logits[:, r.rules.selection.heads[0]] += later
+        d_f = d_f + example.upstream["memory"][..., None].abs() / r.rules.tau
+    later = (by_mask(d_logits) + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2)
+    of_form = {}
+    if r.selection_query is None:
+        d_logits = d_logits.index_add(1, torch.tensor(r.rules.selection.heads), later)
+    else:
+        sq, sk, by = r.selection_query.abs(), r.selection_key.abs(), r.selection_query.shape[-1] ** -0.5
+        of_form = {"d selection_query": by * (later @ sk).max(), "d selection_key": by * (later.mT @ sq).max()}
+    if r.bias is not None:
+        of_form["d attn_mask"] = d_logits.sum_to_size(r.bias.shape).max()
 
     def of_keys(x):  # the heads that share one add up
         return x.unflatten(1, (-1, shared)).sum(2)
@@ -260,6 +325,7 @@ def rounding(example, r, F, weights):
         "d query": scale * (d_logits @ key.abs()).max(),
         "d key": scale * of_keys(d_logits.mT @ r.query.abs()).max(),
         "d value": of_keys((off + summed).mT @ d_output).max(),
+        **of_form,
     }
 
 
@@ -281,7 +347,7 @@ def check(seed):
     in_fp64 = {name: x.double() for name, x in example.inputs.items()}
     case = Case(in_fp64, example.options, None, 0)
     whole = case.result("reference", wanted=("f", "weights"))
-    F, request = whole.f[:, 0], case.request()
+    F, request = whole.f, case.request()
     near_relu, near_tau = kinks(example, request, F)
     if near_tau:
         example.upstream.pop("memory", None)
@@ -302,7 +368,7 @@ def check(seed):
     near = run(inputs, example.options, gradients, "reference")
     lines = []
     for name, t in truth.items():
-        if near_relu and name in ("d query", "d key"):
+        if near_relu and name in ("d query", "d key", "d attn_mask", "d selection_query", "d selection_key"):
             continue
         error, allowed = (got[name] - t).abs().max(), 2 * (plain[name] - t).abs().max()
         largest, noise = t.abs().max(), (near[name] - t).abs().max()

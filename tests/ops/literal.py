@@ -97,7 +97,8 @@ def definition(
         return x if bias is None else x + bias[b][h][i][j]
 
     def selecting_sees(b, s, i, j):
-        return any(sees(b, h, i, j) for h in range(H)) if separate else sees(b, heads[s], i, j)
+        each = H // masks
+        return any(sees(b, h, i, j) for h in range(s * each, (s + 1) * each)) if separate else sees(b, heads[s], i, j)
 
     def selects(b, s, i, j):  # S[i, j]
         if not selecting_sees(b, s, i, j):

@@ -14,7 +14,6 @@ B, H, N, M, D = 2, 4, 3, 5, 6
 Q, K, V = torch.randn(B, H, N, D), torch.randn(B, H, M, D), torch.randn(B, H, M, 7)
 INPUTS = {"query": Q, "key": K, "value": V}
 INITIAL_F = torch.zeros(B, 1, M - N)
-TWO = torch.zeros(B, 2, M - N)  # of two masks
 FORM = {"selection_query": torch.randn(B, 1, N, 3), "selection_key": torch.randn(B, 1, M, 3)}
 
 
@@ -209,18 +208,11 @@ COMPILED = {
     ),
     "F": ({"return_aux": AuxRequest(f=True)}, "it never holds F; use reference or sdpa or chunked, or auto"),
     "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
-    "bias": ({"attn_mask": torch.zeros(N, M)}, "it has no additive bias"),
     "mask of pairs": ({"attn_mask": torch.ones(N, M).bool()}, "it takes masks as sequences and windows only"),
-    "two masks": (
-        {"selection": Selection((0, 1)), "initial_f": TWO},
-        "it has one selection mask",
+    "a long form": (
+        {"selection_query": torch.randn(B, 1, N, 1025), "selection_key": torch.randn(B, 1, M, 1025)},
+        "its heads have at most 1024 features",
     ),
-    "one mask, named twice": (
-        {"selection": Selection((1, 1)), "initial_f": TWO},
-        "one selection mask",
-    ),
-    "separate form": (FORM, "it has no separate bilinear form"),
-    "until of each head": ({"visible_until": torch.ones(B, H, M).long()}, "one order of eviction for all heads"),
     "gradient, and an initial F given": (
         {"query": Q.clone().requires_grad_()},
         "no gradient through an initial or final F",

@@ -97,7 +97,7 @@ def function(case, backend, wanted=NAMES):
 
 def runs(kind, backend):
     refused = {"sdpa": {"soft cap", "soft cap and bias"}}
-    refused["cpu"] = {"two masks", "bias", "soft cap and bias", "initial F", "separate", "separate, initial F"}
+    refused["cpu"] = {"initial F", "separate, initial F"}
     return kind not in refused.get(backend, ())
 
 

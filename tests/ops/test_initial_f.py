@@ -52,8 +52,8 @@ def situations(draw, backend):
     seed, N = draw(st.integers(0, 2**31)), sum(sizes)
     chance = torch.Generator().manual_seed(seed)
     shapes = {"query": (4, N, 3), "key": (2, N, 3), "value": (2, N, 4)}
-    chosen = draw(selections(4, masks=backend != "cpu"))
-    if backend != "cpu" and draw(st.booleans()):
+    chosen = draw(selections(4))
+    if draw(st.booleans()):
         shapes |= {"selection_query": (len(chosen.heads), N, 2), "selection_key": (len(chosen.heads), N, 2)}
         chosen = Selection(0, chosen.relu, chosen.protect_first, chosen.protect_self, chosen.shift)
     inputs = {name: torch.randn(2, *shape, generator=chance, dtype=torch.float64) for name, shape in shapes.items()}

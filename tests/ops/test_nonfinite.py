@@ -65,7 +65,7 @@ def with_strangers(draw, backend):
     groups, shared, size = draw(st.integers(1, 2)), draw(st.integers(1, 2)), draw(st.sampled_from((3, 8)))
     chance = torch.Generator().manual_seed(seed)
     heads = {"query": groups * shared, "key": groups, "value": groups}
-    if backend not in ("cpu",) and draw(st.booleans()):
+    if draw(st.booleans()):
         heads |= {"selection_query": 1, "selection_key": 1}
     inputs = {
         name: torch.randn(batch, n, length, size, generator=chance, dtype=torch.float64) for name, n in heads.items()

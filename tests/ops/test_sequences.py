@@ -36,7 +36,7 @@ def batches(draw, kinds, backend):
         for name, (heads, size) in shapes.items()
     }
     documents = draw(rows(batch, length, kinds))
-    options = {"selection": draw(selections(H, masks=backend != "cpu")), "sequences": sequences(documents)}
+    options = {"selection": draw(selections(H)), "sequences": sequences(documents)}
     options |= {"enable_gqa": True, **(returns(backend, "memory") if backend == "cpu" else returns(backend))}
     options["window"] = draw(st.none() | st.integers(1, length))
     return Case(inputs, options, documents, seed, draw(st.sampled_from(STRIPS)))

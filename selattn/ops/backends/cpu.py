@@ -14,6 +14,18 @@ from torch import Tensor
 from selattn.ops import transforms
 from selattn.ops.backends import cpu_order, cpu_step
 from selattn.ops.backends.base import Backend
+from selattn.ops.backends.cpu_folds import (
+    Folds,
+    Form,
+    bias_fields,
+    bias_gradient,
+    folds_of,
+    form_fields,
+    form_of,
+    sum_bias,
+    until_of,
+    whole_bias,
+)
 from selattn.ops.backends.cpu_library import BLOCK, DTYPES, call_library, cannot_hold, dense_rows, rules_fields
 from selattn.ops.operator import Came, Kernel, Operator, Saved, attend
 from selattn.ops.order import Order, OrderRequest, StepRequest
@@ -41,16 +53,12 @@ class Cpu(Backend):
             "it never holds the attention weights": r.wanted.weights,
             "it never holds F": r.wanted.f,
             "it has no dropout": r.rules.dropout_p > 0,
-            "it has no additive bias": r.bias is not None,
             "it takes masks as sequences and windows only": r.mask is not None,
             "it has no sparse patterns": r.rules.pattern is not None,
-            "it has one selection mask": r.masks > 1,
-            "it has no separate bilinear form": r.selection_query is not None,
-            "it has one order of eviction for all heads": r.until is not None and r.until.shape[1] > 1,
             "it has no gradient through an initial or final F": transforms.differentiated(r)
             and (r.wanted.final_f or r.initial_f is not None),
         }
-        reason = cannot_hold(r.query, r.value)
+        reason = cannot_hold(r.query, *(x for x in (r.value, r.selection_query) if x is not None))
         return reason or next((reason for reason, holds in reasons.items() if holds), None)
 
     def attend(self, request: Request) -> Attention:
@@ -70,82 +78,149 @@ class Cpu(Backend):
 
 
 class Results(NamedTuple):
-    """What the forward pass gives; empty for what was not asked for."""
+    """What the forward pass gives; empty for what was not asked for. P folds: see `selattn.ops.backends.cpu_folds`."""
 
     output: Tensor  # [B, H, N, Dv]
     lse: Tensor  # [B, H, N]
-    memory: Tensor  # [B, 1, N]
-    final_f: Tensor  # [B, 1, M]
-    block_f: Tensor  # [B, blocks * M] F at the first row of each block, for the backward pass
-    dead: Tensor  # [B, M] the block from which a column is dead
+    memory: Tensor  # [B, S, N]
+    final_f: Tensor  # [B, S, M]
+    block_f: Tensor  # [B, P * blocks * M] F at the first row of each block, for the backward pass
+    dead: Tensor  # [B, P, M] the block from which a column is dead
     living: Tensor  # [B] the share of the visible pairs that was computed
 
 
 def _shapes(r: Request) -> Results:
     exact = r.query.new_empty(0, dtype=compute_dtype(r.query.dtype))
     batch, heads, rows = r.query.shape[:3]
-    keys = r.key.shape[2]
+    keys, folds = r.key.shape[2], folds_of(r)
     # In one row: as a size of its own, the number of blocks would be a constant of a compiled graph where it is 1.
-    of_blocks = (batch, -(-rows // BLOCK) * keys) if r.gradient and r.rules.selection is not None else 0
+    of_blocks = (batch, -(-rows // BLOCK) * keys * folds.number) if r.gradient and r.rules.selection is not None else 0
     return Results(
         output=r.query.new_empty(batch, heads, rows, r.value.shape[3]),
         lse=exact.new_empty(batch, heads, rows),
-        memory=exact.new_empty((batch, 1, rows) if r.wanted.memory else 0),
-        final_f=exact.new_empty((batch, 1, keys) if r.wanted.final_f else 0),
+        memory=exact.new_empty((batch, folds.masks, rows) if r.wanted.memory else 0),
+        final_f=exact.new_empty((batch, folds.masks, keys) if r.wanted.final_f else 0),
         block_f=exact.new_empty(of_blocks),
-        dead=exact.new_empty(batch, keys, dtype=torch.int32),
+        dead=exact.new_empty(batch, folds.number, keys, dtype=torch.int32),
         living=exact.new_empty(batch if r.wanted.living else 0, dtype=torch.float64),
     )
 
 
 def _forward(r: Request) -> Results:
-    found = _shapes(r)
-    pairs = torch.zeros(r.query.shape[0], dtype=torch.int64) if r.wanted.living else None
-    backward = dict.fromkeys(("d_output", "d_output_stride", "d_memory", "dq", "dk", "dv"))
-    _run("selattn_forward", r, found._asdict() | {"living": pairs} | backward)
-    return found if pairs is None else found._replace(living=_share(pairs, r))
+    found, folds = _shapes(r), folds_of(r)
+    pairs = torch.zeros(r.query.shape[0], folds.number, dtype=torch.int64) if r.wanted.living else None
+    # The library gives M and F of every fold; those of one mask are the same.
+    of_folds = {
+        name: x.new_empty(x.shape[0], folds.number, x.shape[2]) if x.numel() and folds.each > 1 else x
+        for name, x in (("memory", found.memory), ("final_f", found.final_f))
+    }
+    none = ("d_output", "d_output_stride", "d_memory", "dq", "dk", "dv", "d_form_query", "d_form_key")
+    backward = dict.fromkeys(none) | {"d_scale": 0.0} | _gradient_fields(None, None)
+    _run("selattn_forward", r, folds, form_of(r, folds), found._asdict() | of_folds | {"living": pairs} | backward)
+    if folds.each > 1:
+        found = found._replace(**{name: x[:, :: folds.each].clone() for name, x in of_folds.items() if x.numel()})
+    return found if pairs is None else found._replace(living=_share(pairs.sum(1), r, folds))
 
 
-def _share(living: Tensor, r: Request) -> Tensor:
+def _share(living: Tensor, r: Request, folds: Folds) -> Tensor:
     """Of the visible pairs, those that were computed; 1 where there is nothing to see."""
-    until = None if r.until is None else r.until[:, 0].to(torch.int64)
-    pairs = visible_pairs(r.start, until, r.rules.window, r.query.shape[2], r.key.shape[2])
+    until, size = until_of(r, folds), (r.query.shape[2], r.key.shape[2])
+    each = [None] * folds.number if until is None else list(until.unbind(1))
+    pairs = sum(visible_pairs(r.start, x, r.rules.window, *size).to(torch.int64) for x in each)
+    assert isinstance(pairs, Tensor)
     return torch.where(pairs > 0, living.double() / pairs.clamp(min=1), 1.0)
 
 
 def _backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor | None]:
-    output, lse, d_memory = saved["output"], saved["lse"], came["memory"]
+    output, lse, folds = saved["output"], saved["lse"], folds_of(r)
+    form = form_of(r, folds)
     d_output = torch.zeros_like(output) if came["output"] is None else dense_rows(came["output"].to(output.dtype))
-    found = [torch.zeros_like(x, dtype=lse.dtype, memory_format=torch.contiguous_format) for x in r[:3]]
+    batch, heads, rows, size = r.query.shape
+    groups, keys, value_size = r.value.shape[1] * folds.repeat, *r.value.shape[2:]
+    dq, dk = lse.new_zeros(batch, heads, rows, size), lse.new_zeros(batch, groups, keys, size)
+    dv = lse.new_zeros(batch, groups, keys, value_size)
+    d_form = None if form is None else [torch.zeros_like(x, dtype=lse.dtype).contiguous() for x in form[:2]]
+    differentiates_bias = "bias" in needed and r.bias is not None
+    d_bias = bias_gradient(r, heads, folds.number > 1) if differentiates_bias else None
+    own_bias = differentiates_bias and form is not None and form.heads is not None
+    d_form_bias = bias_gradient(r, folds.number, True) if own_bias else None
+    # Others than query and key need what comes without their scale.
+    scale = r.scale if form is None and d_bias is None else 1.0
     fields = {
         **saved,
         "d_output": d_output,
         "d_output_stride": d_output,
-        "d_memory": None if d_memory is None else d_memory.to(lse.dtype).contiguous(),
-        **dict(zip(("dq", "dk", "dv"), found, strict=True)),
+        "d_memory": _of_folds(came["memory"], folds, lse),
+        "d_scale": scale,
+        "dq": dq,
+        "dk": dk,
+        "dv": dv,
+        "d_form_query": None if d_form is None else d_form[0],
+        "d_form_key": None if d_form is None else d_form[1],
+        **_gradient_fields(
+            None if d_bias is None else (d_bias, whole_bias(r, d_bias, heads)),
+            None if d_form_bias is None else (d_form_bias, whole_bias(r, d_form_bias, folds.number)),
+        ),
         **dict.fromkeys(("memory", "final_f", "living")),
     }
-    _run("selattn_backward", r, fields)
-    return dict(zip(("query", "key", "value"), found, strict=True))
+    _run("selattn_backward", r, folds, form, fields)
+    if scale != r.scale:
+        dq, dk = dq * r.scale, dk * r.scale
+    if folds.repeat > 1:
+        dk, dv = (x.unflatten(1, (-1, folds.repeat)).sum(2) for x in (dk, dv))
+    found: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv}
+    if form is not None and d_form is not None:
+        d_form = [x * form.scale for x in d_form]
+        if form.heads is None:
+            each = [x.unflatten(1, (folds.masks, -1)).sum(2) if folds.each > 1 else x for x in d_form]
+            found |= dict(zip(("selection_query", "selection_key"), each, strict=True))
+        else:
+            dq.index_add_(1, form.heads, d_form[0])
+            dk.index_add_(1, form.heads // (heads // r.key.shape[1]), d_form[1])
+    if d_bias is not None:
+        found["bias"] = sum_bias(r, d_bias, d_form_bias, None if form is None else form.heads)
+    return found
 
 
-def _run(function: str, r: Request, results: dict[str, Any]) -> None:
+def _of_folds(x: Tensor | None, folds: Folds, like: Tensor) -> Tensor | None:
+    """The gradient of M [B, S, N] as [B, P, N]: the first fold of each mask has it."""
+    if x is None:
+        return None
+    if folds.each == 1:
+        return x.to(like.dtype).contiguous()
+    found = like.new_zeros(x.shape[0], folds.number, x.shape[2])
+    found[:, :: folds.each] = x
+    return found
+
+
+def _gradient_fields(d_bias: tuple[Tensor, Tensor] | None, d_form_bias: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
+    """The fields of the gradients of biases, each a buffer and its view [B, heads, N, M]."""
+    fields: dict[str, Any] = {}
+    for name, found in (("d_bias", d_bias), ("d_form_bias", d_form_bias)):
+        fields |= bias_fields(name, None if found is None else found[1])
+        fields[f"{name}_count"] = 0 if found is None else found[0].numel()
+    return fields
+
+
+def _run(function: str, r: Request, folds: Folds, form: Form | None, results: dict[str, Any]) -> None:
     """Call the library, which writes to the results."""
     if r.query.shape[0] == 0:
         return
     query, key, value = (dense_rows(x) for x in (r.query, r.key, r.value))
     (batch, heads, rows, size), (groups, keys, value_size) = query.shape, value.shape[1:]
-    exact, selection = compute_dtype(query.dtype), r.rules.selection
+    bias = None if r.bias is None else whole_bias(r, r.bias, heads)
     fields = {
-        "B": batch,
-        "H": heads,
-        "G": groups,
+        "B": batch * folds.number,
+        "H": heads // folds.number,
+        "G": groups * folds.repeat // folds.number,
         "N": rows,
         "M": keys,
         "D": size,
         "Dv": value_size,
         "dtype": DTYPES[query.dtype],
         "threads": torch.get_num_threads(),
+        "folds": folds.number,
+        "repeat": folds.repeat,
         "query": query,
         "key": key,
         "value": value,
@@ -153,15 +228,28 @@ def _run(function: str, r: Request, results: dict[str, Any]) -> None:
         "key_stride": key,
         "value_stride": value,
         **rules_fields(r.rules, query),
-        "selecting": -1 if selection is None else selection.heads[0],
+        "selects": r.rules.selection is not None,
+        "selecting": torch.tensor(folds.heads, dtype=torch.int64),
+        **form_fields(form),
+        **bias_fields("bias", bias),
+        "bias_top": None
+        if bias is None or r.bias is None
+        else r.bias.amax((2, 3)).to(bias.dtype).expand(batch, heads).contiguous(),
         "tau": r.rules.tau,
         "tolerance": r.rules.tolerance,
-        "start": None if r.start is None else r.start.expand(batch, keys).contiguous(),
-        "until": None if r.until is None else r.until[:, 0].to(torch.int64).contiguous(),
-        "initial_f": None if r.initial_f is None else r.initial_f[:, 0].to(exact).contiguous(),
+        "start": None if r.start is None else r.start[:, None].expand(batch, folds.number, keys).contiguous(),
+        "until": until_of(r, folds),
+        "initial_f": _initial_f(r, folds),
         **results,
     }
     call_library(function, struct("Problem").pack(**fields), who="attention", smaller="a shorter context")
+
+
+def _initial_f(r: Request, folds: Folds) -> Tensor | None:
+    """[B, P, M] F with which the first query begins."""
+    if r.initial_f is None:
+        return None
+    return r.initial_f.to(compute_dtype(r.query.dtype)).repeat_interleave(folds.each, 1).contiguous()
 
 
 OPERATOR = Operator(
@@ -173,6 +261,6 @@ OPERATOR = Operator(
         shapes=_shapes,
         backward=_backward,
         saved=("output", "lse", "block_f", "dead"),
-        gradients=("query", "key", "value"),
+        gradients=("query", "key", "value", "bias", "selection_query", "selection_key"),
     )
 )

@@ -23,13 +23,13 @@ BLOCK = constant("BLOCK") if native.library() else 1  # queries whose F begins w
 LARGEST_HEAD = constant("MAX_SIZE") if native.library() else 0
 
 
-def cannot_hold(query: Tensor, value: Tensor) -> str | None:
+def cannot_hold(query: Tensor, *others: Tensor) -> str | None:
     """Why the library cannot take such tensors; None if it can."""
     if query.device.type != "cpu":
         return f"it runs on the CPU, not on {query.device.type}"
     if query.dtype not in DTYPES:
         return f"it takes fp32, fp64 and bf16, not {query.dtype}"
-    if max(query.shape[3], value.shape[3]) > LARGEST_HEAD:
+    if max(x.shape[3] for x in (query, *others)) > LARGEST_HEAD:
         return f"its heads have at most {LARGEST_HEAD} features"
     return None
 
@@ -51,6 +51,23 @@ def rules_fields(rules: Rules, query: Tensor) -> dict[str, Any]:
 def dense_rows(x: Tensor) -> Tensor:
     """The tensor itself, if the features of a row lie side by side; else a copy."""
     return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def form_of_type(x: Tensor, query: Tensor) -> Tensor:
+    """Queries or keys of a separate form, in a type that the library takes beside that of the query."""
+    exact = compute_dtype(query.dtype)
+    return x if x.dtype == exact or (x.dtype == torch.bfloat16 and exact == torch.float32) else x.to(exact)
+
+
+def form_fields(query: Tensor | None, key: Tensor | None) -> dict[str, Any]:
+    """The fields of a form [B, S, n, size], [B, S, M, size] in the structs of the cache."""
+    names = ("form_query", "form_key", "form_query_stride", "form_key_stride")
+    if query is None or key is None:
+        return dict.fromkeys(names) | {"form_size": 0, "form_dtype": 0}
+    return dict(zip(names, (query, key, query, key), strict=True)) | {
+        "form_size": query.shape[-1],
+        "form_dtype": DTYPES[query.dtype],
+    }
 
 
 def call_library(function: str, *args: Any, who: str, smaller: str) -> None:

@@ -85,7 +85,7 @@ def seen_by_selection(request: Request, seen: Tensor) -> Tensor:
     if seen.shape[1] == 1:
         return seen
     if request.selection_query is not None:
-        return seen.any(1, keepdim=True)  # a separate form belongs to no head: it may select what any head sees
+        return by_mask(seen, request.masks).any(2)  # a separate form may select what any head that follows it sees
     return seen[:, list(request.rules.selection.heads)]
 
 

@@ -192,10 +192,12 @@ def last_selecting(r: Request, last: Tensor | None) -> Tensor | None:
     if last is None:
         return None
     assert r.rules.selection is not None
-    if last.shape[1] == 1 or r.selection_query is not None:  # a separate form may select what any head sees
-        found = last.amax(1, keepdim=True).expand(-1, r.masks, -1)
+    shared = r.query.shape[1] // r.key.shape[1]
+    if last.shape[1] == 1:
+        found = last.expand(-1, r.masks, -1)
+    elif r.selection_query is not None:  # a separate form may select what any head that follows it sees
+        found = last.repeat_interleave(shared, 1).unflatten(1, (r.masks, -1)).amax(2)
     else:
-        shared = r.query.shape[1] // r.key.shape[1]
         found = last[:, [head // shared for head in r.rules.selection.heads]]
     if r.rules.selection.protect_first:
         index = torch.arange(r.key.shape[2], device=last.device)
