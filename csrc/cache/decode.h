@@ -11,17 +11,26 @@ template <class T> INLINE void read_slot(const void *at, int64_t offset, int64_t
 /* A row that sits out is left as it is, and its output, too. */
 inline bool is_active(const Step &p, int64_t b) { return !p.real || p.real[b]; }
 
-/* The slot of the new token: the next empty one, or that of the token which leaves. */
-template <class T> int64_t free_slot(const Step &p, int64_t b) {
+/* The masks of an eviction order, from the first up to the last: all of them if there is one order. */
+struct Masks {
+    int64_t first, last;
+    Masks(const Step &p, int64_t order) : first(order * p.S / p.P), last((order + 1) * p.S / p.P) {}
+};
+
+/* The slot of the new token in one order: the next empty one, or that of the token which leaves. */
+template <class T> int64_t free_slot(const Step &p, int64_t b, int64_t order) {
     const int64_t now = p.length[b];
     if (!p.budget || now < p.budget) return now;
-    const int32_t *position = p.position + b * p.C;
-    const T *stored = p.f ? (const T *)p.f + b * p.C : nullptr;
+    const int32_t *position = p.position + (b * p.P + order) * p.C;
+    const Masks masks(p, order);
+    const T *stored = p.f ? (const T *)p.f + (b * p.S + masks.first) * p.C : nullptr;
     int64_t worst = -1;
     T most = 0;
     for (int64_t c = 0; c < p.C; c++) {
         if (position[c] < 0) continue;
-        const T rank = rank_of<T>(p.policy, p.parameter, p.budget, position[c], 0, 0, stored ? stored[c] : 0);
+        T f = stored ? stored[c] : 0;
+        for (int64_t s = 1; stored && s < masks.last - masks.first; s++) f = std::min(f, stored[s * p.C + c]);
+        const T rank = rank_of<T>(p.policy, p.parameter, p.budget, position[c], 0, 0, f);
         /* Of equals not the first token, then the oldest. */
         const bool wins = worst < 0 || rank > most ||
                           (rank == most && (position[worst] == 0 || (position[c] != 0 && position[c] < position[worst])));
@@ -33,19 +42,56 @@ template <class T> int64_t free_slot(const Step &p, int64_t b) {
 /* PLAIN below: there is neither a soft cap nor a bias.
  *
  * What is added to the logits of a head; the new token's bias stands behind those of the slots. */
-template <class T> struct Bias {
+template <class T> struct SlotBias {
     const T *row;
     const int64_t behind, now;
-    Bias(const Step &p, int64_t b, int64_t h)
+    SlotBias(const Step &p, int64_t b, int64_t h)
         : row(p.bias ? (const T *)p.bias + b * p.bias_stride[0] + h * p.bias_stride[1] : nullptr), behind(p.used),
           now(p.length[b]) {}
     T operator()(int64_t c, int64_t position) const { return row ? row[position == now ? behind : c] : (T)0; }
 };
 
-/* Put the new token into its slot; then S of its query, F for this row into `f`, and the stored F moves on. */
-template <bool PLAIN, class T> void write_and_select(const Step &p, int64_t b, T *f, T *line) {
-    const int64_t slot = free_slot<T>(p, b), size = p.dtype == BFLOAT16 ? 2 : sizeof(T), now = p.length[b];
-    for (int64_t g = 0; g < p.G; g++) {
+/* Whether the bias hides a slot from all heads that follow mask s. */
+template <class T> bool is_hidden(const Step &p, int64_t b, int64_t s, int64_t c, int64_t position) {
+    for (int64_t h = s * (p.H / p.S); p.bias && h < (s + 1) * (p.H / p.S); h++)
+        if (SlotBias<T>(p, b, h)(c, position) != MASKED<T>) return false;
+    return p.bias;
+}
+
+/* S of the new query by mask s, F for this row into `f`, and the stored F moves on. */
+template <bool PLAIN, class T>
+void select_slots(const Step &p, int64_t b, int64_t s, const int32_t *position, int64_t slot, T *f, T *line) {
+    const int64_t now = p.length[b];
+    T *stored = (T *)p.f + (b * p.S + s) * p.C;
+    stored[slot] = 0;
+    T query[MAX_SIZE];
+    const bool is_form = !p.heads;
+    const int64_t head = is_form ? 0 : p.heads[s], size = is_form ? p.form_size : p.D, dtype = is_form ? p.form_dtype : p.dtype;
+    const int64_t *stride = is_form ? p.form_query_stride : p.query_stride;
+    read_row(is_form ? p.form_query : p.query, b * stride[0] + (is_form ? s : head) * stride[1], size, dtype, query);
+    const void *keys = is_form ? p.form_keys : p.keys;
+    const int64_t first = (is_form ? b * p.S + s : b * p.G + head / (p.H / p.G)) * p.C;
+    const T scale = is_form ? 1 / std::sqrt((T)size) : (T)p.scale;
+    const SlotBias<T> bias(p, b, head);
+    for (int64_t c = 0; c < p.used; c++) {
+        f[c] = stored[c];
+        const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
+        if (!sees || protects(p, position[c] == 0, c == slot)) continue;
+        if (!PLAIN && (is_form ? is_hidden<T>(p, b, s, c, position[c]) : bias(c, position[c]) == MASKED<T>)) continue;
+        const T *key;
+        read_slot(keys, (first + c) * size, size, dtype, line, key);
+        T logit = scale * dot(query, key, size);
+        if (!PLAIN && !is_form) logit = soft_capped(p, logit) + bias(c, position[c]);
+        if (p.relu && !(logit > 0)) continue;
+        stored[c] += (T)p.strength * logit;
+        if (!p.shift) f[c] = stored[c];
+    }
+}
+
+/* Put the new token into its slot of one eviction order; then S and F of the order's masks. `f` is [S,used]. */
+template <bool PLAIN, class T> void write_and_select(const Step &p, int64_t b, int64_t order, T *f, T *line) {
+    const int64_t slot = free_slot<T>(p, b, order), size = p.dtype == BFLOAT16 ? 2 : sizeof(T);
+    for (int64_t g = order * p.G / p.P; g < (order + 1) * p.G / p.P; g++) {
         const int64_t from_k = b * p.key_stride[0] + g * p.key_stride[1],
                       from_v = b * p.value_stride[0] + g * p.value_stride[1];
         std::memcpy((char *)p.keys + ((b * p.G + g) * p.C + slot) * p.D * size, (const char *)p.key + from_k * size,
@@ -53,27 +99,17 @@ template <bool PLAIN, class T> void write_and_select(const Step &p, int64_t b, T
         std::memcpy((char *)p.values + ((b * p.G + g) * p.C + slot) * p.Dv * size, (const char *)p.value + from_v * size,
                     p.Dv * size);
     }
-    int32_t *position = p.position + b * p.C;
-    position[slot] = (int32_t)now;
+    int32_t *position = p.position + (b * p.P + order) * p.C;
+    position[slot] = (int32_t)p.length[b];
     if (!p.f) return;
-    T *stored = (T *)p.f + b * p.C;
-    stored[slot] = 0;
-    T query[MAX_SIZE];
-    read_row(p.query, b * p.query_stride[0] + p.selecting * p.query_stride[1], p.D, p.dtype, query);
-    const int64_t g = p.selecting / (p.H / p.G);
-    const Bias<T> bias(p, b, p.selecting);
-    for (int64_t c = 0; c < p.used; c++) {
-        f[c] = stored[c];
-        const bool sees = position[c] >= 0 && (!p.window || now - position[c] < p.window);
-        if (!sees || protects(p, position[c] == 0, c == slot)) continue;
-        if (!PLAIN && bias(c, position[c]) == MASKED<T>) continue;
-        const T *key;
-        read_slot(p.keys, ((b * p.G + g) * p.C + c) * p.D, p.D, p.dtype, line, key);
-        T logit = (T)p.scale * dot(query, key, p.D);
-        if (!PLAIN) logit = soft_capped(p, logit) + bias(c, position[c]);
-        if (p.relu && !(logit > 0)) continue;
-        stored[c] += (T)p.strength * logit;
-        if (!p.shift) f[c] = stored[c];
+    const Masks masks(p, order);
+    for (int64_t s = masks.first; s < masks.last; s++) {
+        const int64_t bytes = p.form_dtype == BFLOAT16 ? 2 : sizeof(T),
+                      from = b * p.form_key_stride[0] + s * p.form_key_stride[1];
+        if (p.form_keys)
+            std::memcpy((char *)p.form_keys + ((b * p.S + s) * p.C + slot) * p.form_size * bytes,
+                        (const char *)p.form_key + from * bytes, p.form_size * bytes);
+        select_slots<PLAIN>(p, b, s, position, slot, f + s * p.used, line);
     }
 }
 
@@ -106,14 +142,16 @@ template <class T> void mix_slots(const Step &p, int64_t first, const T *weights
     }
 }
 
-/* The query heads of one key-value head. */
+/* The query heads of one key-value head. `f` is [S,used]. */
 template <bool PLAIN, class T> void attend_slots(const Step &p, int64_t b, int64_t g, const T *f, T *weights, T *line) {
     const int64_t shared = p.H / p.G, now = p.length[b];
-    const int32_t *position = p.position + b * p.C;
+    const int32_t *position = p.position + (b * p.P + g * p.P / p.G) * p.C;
+    const T *masks = f;
     T query[MAX_SIZE], sums[MAX_SIZE];
     for (int64_t h = g * shared; h < (g + 1) * shared; h++) {
+        f = p.f ? masks + h / (p.H / p.S) * p.used : nullptr;
         read_row(p.query, b * p.query_stride[0] + h * p.query_stride[1], p.D, p.dtype, query);
-        const Bias<T> bias(p, b, h);
+        const SlotBias<T> bias(p, b, h);
         bool nothing = !PLAIN; /* but the new token, if nothing hides it */
         T top = MASKED<T>;
         for (int64_t c = 0; c < p.used; c++) {
@@ -153,18 +191,18 @@ template <bool PLAIN, class T> int decode_as(const Step &p) {
     const bool small = p.B * p.H * p.used * p.D < 1 << 18;
     const int threads = small ? 1 : (int)p.threads;
     Arena memory;
-    T *f = memory.take<T>(p.B * p.used), *own = memory.take<T>(threads * (p.used + LANES<T>)),
+    T *f = memory.take<T>(p.B * p.S * p.used), *own = memory.take<T>(threads * (p.used + LANES<T>)),
       *lines = memory.take<T>(threads * MAX_SIZE);
     if (memory.failed) return 1;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         T *weights = own + omp_get_thread_num() * (p.used + LANES<T>), *line = lines + omp_get_thread_num() * MAX_SIZE;
 #pragma omp for schedule(static)
-        for (int64_t b = 0; b < p.B; b++)
-            if (is_active(p, b)) write_and_select<PLAIN>(p, b, f + b * p.used, line);
+        for (int64_t i = 0; i < p.B * p.P; i++)
+            if (is_active(p, i / p.P)) write_and_select<PLAIN>(p, i / p.P, i % p.P, f + i / p.P * p.S * p.used, line);
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < p.B * p.G; i++)
-            if (is_active(p, i / p.G)) attend_slots<PLAIN>(p, i / p.G, i % p.G, f + i / p.G * p.used, weights, line);
+            if (is_active(p, i / p.G)) attend_slots<PLAIN>(p, i / p.G, i % p.G, f + i / p.G * p.S * p.used, weights, line);
     }
     return 0;
 }

@@ -18,8 +18,10 @@
     STRIDES(query_stride) STRIDES(key_stride)                                                                                  \
     RULES_LIST(INT, REAL)                                                                                                      \
     POINTER(const void, bias) STRIDES(bias_stride) /* [B,H,n,M] T or null: added after scale and soft cap */                   \
-    POINTER(const int64_t, heads)     /* [S] the selecting heads */                                                            \
-    POINTER(const int64_t, selecting) /* [S] the order that each of them follows */                                            \
+    POINTER(const int64_t, heads) /* [S] the selecting heads; null: a form selects */                                          \
+    POINTER(const void, form_query) POINTER(const void, form_key) /* [B,S,n,size], [B,S,M,size] */                             \
+    STRIDES(form_query_stride) STRIDES(form_key_stride) INT(form_size) INT(form_dtype)                                         \
+    POINTER(const int64_t, selecting) /* [S,2] the orders, from the first up to the second, that keep what a mask may select */ \
     POINTER(const int64_t, positions) /* [B,M], -1 for none */                                                                 \
     POINTER(int64_t, until)           /* [B,P,M] */                                                                            \
     POINTER(void, f)                  /* [B,S,M] T */                                                                          \
@@ -32,18 +34,22 @@ STRUCT(Eviction, EVICTION_LIST)
 #define STEP_LIST(INT, REAL, STRIDES, POINTER)                                                                                 \
     INT(policy) REAL(parameter) INT(B) INT(H) INT(G) INT(C) INT(D) INT(Dv)                                                     \
     INT(budget) INT(used) INT(dtype) INT(threads) /* budget 0: none; used: slots that may be taken */                          \
+    INT(P) INT(S)                                 /* with P > 1, mask s is of order s * P / S, which alone it selects in */     \
     POINTER(const void, query) POINTER(const void, key) POINTER(const void, value)                                             \
     STRIDES(query_stride) STRIDES(key_stride) STRIDES(value_stride)                                                            \
     POINTER(void, keys) POINTER(void, values) /* [B,G,C,D], [B,G,C,Dv] of the tokens' own type */                              \
-    POINTER(int32_t, position)                /* [B,C], -1 for an empty slot */                                                \
-    POINTER(void, f)                          /* [B,C] T, or null: standard attention */                                       \
+    POINTER(int32_t, position)                /* [B,P,C], -1 for an empty slot */                                              \
+    POINTER(void, f)                          /* [B,S,C] T, or null: standard attention */                                     \
     POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
     POINTER(const bool, real)                 /* [B] false: the row sits out; null: none does */                               \
     RULES_LIST(INT, REAL)                                                                                                      \
     /* [B,H,1,used + 1] T or null: added after scale and soft cap; of the slots as they were, then of the new token */         \
     POINTER(const void, bias) STRIDES(bias_stride)                                                                             \
-    INT(selecting)        /* the selecting head */                                                                             \
-    POINTER(void, output) /* [B,H,1,Dv] */
+    POINTER(const int64_t, heads) /* [S] the selecting heads; null: a form selects */                                          \
+    POINTER(const void, form_query) POINTER(const void, form_key) /* [B,S,1,size] of the new token */                          \
+    STRIDES(form_query_stride) STRIDES(form_key_stride) INT(form_size) INT(form_dtype)                                         \
+    POINTER(void, form_keys) /* [B,S,C,size] of the slots */                                                                   \
+    POINTER(void, output)    /* [B,H,1,Dv] */
 
 STRUCT(Step, STEP_LIST)
 #endif

@@ -44,14 +44,14 @@ def attend(
     wanted = wanted.of(rules)
     batch, count = tokens.query.shape[0], tokens.query.shape[2]
     if not layer.is_initialized:
-        layer.allocate(tokens.key, tokens.value, rules.masks(tokens.selection_query), tokens.selection_key)
+        layer.allocate(tokens, rules)
     assert layer.keys is not None
     if layer.keys.shape[0] != batch:
         raise SelattnError(f"this cache holds a batch of {layer.keys.shape[0]}, not {batch}: begin with a new cache")
     if layer.active is not None:
         tokens = tokens._replace(real=layer.taking_part(tokens))
     plain = not (any(wanted) or rules.dropout_p or layer.record_past)
-    together = layer.position.shape[1] == 1 or rules.selection is None
+    together = layer.position.shape[1] == 1 or rules.selection is None or layer.stands_alone
     if count == 1 and plain and together and layer.entries is None:
         return decode(layer, tokens, rules, backend)
     if any(wanted):

@@ -25,6 +25,7 @@ def take(layer: SlotLayer, rows: Tensor, other: SlotLayer) -> None:
     if not found:
         return
     layer.dtype, layer.device, layer.is_initialized = other.dtype, other.device, True
+    layer.heads, layer.stands_alone = other.heads, other.stands_alone
     for name, x in found.items():
         setattr(layer, name, x[rows.to(x.device)])
     layer.shrink()

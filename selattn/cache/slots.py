@@ -25,7 +25,8 @@ from selattn.cache.entries import Entries
 from selattn.cache.handover import hand_over
 from selattn.errors import SelattnError
 from selattn.eviction import Policy
-from selattn.ops.order import NEVER, Kept
+from selattn.ops.order import NEVER, Kept, masks_of_orders, smallest_f, stands_alone
+from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 
 SPARE = 8  # slots that a layer which grows has for coming tokens, at least
@@ -58,30 +59,32 @@ class SlotLayer(CacheLayerMixin):
         self.active: Tensor | None = None  # [B] bool on the CPU: the rows that take part; None: all
         self.deferred: Callable[[SlotLayer], Any] | None = None  # fills this layer, as soon as somebody looks into it
         self.selection_keys: Tensor | None = None
+        self.heads = 1  # query heads
+        self.stands_alone = False  # each order and its masks have nothing to do with the others
         self.filled = 0  # slots, from the first on, of which a row may have taken the last
 
     # -- storage ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, key: Tensor, value: Tensor, masks: int, selection_key: Tensor | None) -> None:
-        """Empty slots for tokens like these, [B, G, n, D]."""
+    def allocate(self, tokens: Tokens, rules: Rules) -> None:
+        """Empty slots for tokens like these."""
+        key, value, selection_key = tokens.key, tokens.value, tokens.selection_key
         batch, groups = key.shape[:2]
-        orders = groups if self.policy.per_head else 1
+        orders, masks = groups if self.policy.per_head else 1, rules.masks(tokens.selection_query)
+        separate, heads = tokens.selection_query is not None, tokens.query.shape[1]
+        self.heads = heads
+        self.stands_alone = stands_alone(rules, separate, masks, orders, heads)
+        own = 1 if self.stands_alone else orders
         slots = 0 if self.budget is None else min(self.budget, SPARE)
         exact = torch.float64 if key.dtype == torch.float64 else torch.float32
         self.dtype, self.device = key.dtype, key.device
         self.keys = key.new_zeros(batch, groups, slots, key.shape[-1])
         self.values = value.new_zeros(batch, groups, slots, value.shape[-1])
         self.position = torch.full((batch, orders, slots), -1, dtype=torch.int32, device=key.device)
-        self.f = torch.zeros(batch, masks, orders, slots, dtype=exact, device=key.device)
+        self.f = torch.zeros(batch, masks, own, slots, dtype=exact, device=key.device)
         scored = slots if self.policy.needs_weights else 0
         self.score = torch.zeros(batch, orders, scored, dtype=exact, device=key.device)
         if selection_key is not None:
-            if self.policy.per_head:
-                raise SelattnError(
-                    f"the policy {self.policy.name!r} evicts for each head, but a separate bilinear form belongs to "
-                    "none: choose a policy that evicts for all heads"
-                )
-            self.selection_keys = selection_key.new_zeros(batch, masks, slots, selection_key.shape[-1])
+            self.selection_keys = selection_key.new_zeros(batch, masks * own, slots, selection_key.shape[-1])
         self.length = torch.zeros(batch, dtype=torch.int64, device=key.device)  # real tokens seen, of each row
         self.seen = torch.zeros(batch, dtype=torch.int64, device="cpu")  # the same, padding included
         self.filled = 0
@@ -151,7 +154,7 @@ class SlotLayer(CacheLayerMixin):
             return
         score = self.score if self.policy.needs_weights else torch.zeros_like(self.position, dtype=self.f.dtype)
         reads = self.policy.needs_f and self.f.shape[1]
-        f = self.f[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
+        f = self.smallest_f() if reads else torch.zeros_like(score[:, :1])
         leaves = self.policy.leaves(Kept(self.position, score, f, NEVER if self.budget is None else self.budget))
         if leaves is not None:
             if self.active is not None:
@@ -160,6 +163,14 @@ class SlotLayer(CacheLayerMixin):
         if not torch.compiler.is_compiling():  # what is empty is taken again before the storage grows
             last = torch.arange(1, self.position.shape[-1] + 1, device=self.position.device)
             self.filled = int(last.where(self.position >= 0, 0).max())
+
+    def smallest_f(self) -> Tensor:
+        """[B, 1 or P, C] F of each slot, the smallest of the masks that the heads of its order follow."""
+        orders = self.position.shape[1]
+        if self.f.shape[2] == 1:
+            return smallest_f(self.f[:, :, 0], orders, self.heads)
+        each = enumerate(masks_of_orders(orders, self.f.shape[1], self.heads))
+        return torch.stack([self.f[:, masks, p].amin(1) for p, masks in each], 1)
 
     @torch.compiler.disable
     def settle(self) -> None:
@@ -217,8 +228,14 @@ class SlotLayer(CacheLayerMixin):
         held = (ordered.gather(-1, place) == union[:, None]) & (union[:, None] >= 0)
         at = order.gather(-1, place)  # [B, P, E] the slot of each token, where it is held
         # Whoever holds a token knows its F: the selecting head's, or as it was when that head let it go.
-        f = self.f.gather(-1, at[:, None].expand(-1, self.f.shape[1], -1, -1))
-        f = f.masked_fill(~held[:, None], -torch.inf).amax(2)
+        place, known = self._by_mask(at), self._by_mask(held)  # [B, S, O, E]
+        f = self.f.gather(-1, place).masked_fill(~known, -torch.inf).amax(2)
+        selection_keys = None
+        if self.selection_keys is not None:
+            stored = self.selection_keys.unflatten(1, place.shape[1:3])  # [B, S, O, C, Ds]
+            found = stored.gather(3, place[..., None].expand(-1, -1, -1, -1, stored.shape[-1]))
+            holder = known.to(torch.uint8).argmax(2, keepdim=True)[..., None].expand(-1, -1, -1, -1, stored.shape[-1])
+            selection_keys = found.gather(2, holder).squeeze(2)
         return Entries(
             self.keys.gather(2, at[..., None].expand(-1, -1, -1, self.keys.shape[-1])),
             self.values.gather(2, at[..., None].expand(-1, -1, -1, self.values.shape[-1])),
@@ -226,8 +243,15 @@ class SlotLayer(CacheLayerMixin):
             torch.where(held, NEVER, 0),
             f.masked_fill(f == -torch.inf, 0.0),
             score.gather(-1, at).masked_fill(~held, 0.0),
-            None,
+            selection_keys,
         )
+
+    def _by_mask(self, x: Tensor) -> Tensor:
+        """[B, P, E] of orders as [B, S, O, E], like F: of the mask's own order, or of all."""
+        masks, orders = self.f.shape[1], x.shape[1]
+        if self.f.shape[2] == orders:
+            return x[:, None].expand(-1, masks, -1, -1)
+        return x[:, [s * orders // masks for s in range(masks)], None]
 
     def put(self, entries: Entries) -> None:
         """Make evictions final: what is kept goes into the slots, everything else is gone."""
@@ -245,15 +269,15 @@ class SlotLayer(CacheLayerMixin):
             at = order[..., None].expand(-1, storage.shape[1], -1, storage.shape[-1])
             storage[..., :width, :] = found.gather(2, at)
         self.position[..., :width] = entries.positions[:, None].expand_as(kept).gather(-1, order).masked_fill(~held, -1)
-        each = order[:, None].expand(-1, self.f.shape[1], -1, -1)
-        self.f[..., :width] = entries.f[:, :, None].expand(-1, -1, order.shape[1], -1).gather(-1, each)
+        each = self._by_mask(order)
+        self.f[..., :width] = entries.f[:, :, None].expand(-1, -1, each.shape[2], -1).gather(-1, each)
         if self.policy.needs_weights:
             self.score[..., :width] = entries.score.gather(-1, order)
         if self.selection_keys is not None and entries.selection_keys is not None:
-            at = order[:, 0, :, None][:, None].expand(
-                -1, self.selection_keys.shape[1], -1, self.selection_keys.shape[-1]
-            )
-            self.selection_keys[..., :width, :] = entries.selection_keys.gather(2, at)
+            size = self.selection_keys.shape[-1]
+            found = entries.selection_keys[:, :, None].expand(-1, -1, each.shape[2], -1, -1)
+            at = each[..., None].expand(-1, -1, -1, -1, size)
+            self.selection_keys[..., :width, :] = found.gather(3, at).flatten(1, 2)
         self.position[..., width:] = -1
         self.entries, self.history = None, []
 

@@ -106,8 +106,6 @@ def evictions(
     until = torch.full((batch, orders, count), NEVER, dtype=torch.int64, device=device)
     if not in_force(budget, policy):
         return until
-    if policy.per_head and tokens.selection_key is not None:
-        raise SelattnError(f"the policy {policy.name!r} evicts for each head: a separate bilinear form belongs to none")
     if sequences is None:
         positions = torch.arange(count, device=device).expand(batch, count)
     else:

@@ -15,7 +15,7 @@ import math
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -25,6 +25,8 @@ from torch import Tensor
 from selattn.errors import SelattnError
 from selattn.ops.order import Kept
 from selattn.utils.suggest import unknown
+
+PER_HEAD = "-per-head"  # behind a policy's name: each key-value head evicts on its own
 
 
 class Policy:
@@ -80,9 +82,19 @@ class Policy:
 
 @dataclass(frozen=True)
 class Selective(Policy):
-    """The token with the highest F leaves (the paper, section 4)."""
+    """The token with the highest F leaves (the paper, section 4).
 
-    name = "selective"
+    Args:
+        per_head: each key-value head evicts on its own, by the F of the masks that its query heads follow. That differs
+            from one set for all where there are several masks.
+    """
+
+    per_head: bool = False  # type: ignore[misc]
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """`selective`, or `selective-per-head`."""
+        return "selective" + PER_HEAD * self.per_head
 
     def rank(self, kept: Kept) -> Tensor:
         return kept.f.expand_as(kept.position)
@@ -130,10 +142,18 @@ class Tova(Policy):
 
     Oren et al., 2024, https://arxiv.org/abs/2401.06104, https://github.com/schwartz-lab-NLP/TOVA. It departs in one
     thing: of a prompt, too, tokens leave one by one, where the reference cuts a prompt once at its end.
+
+    Args:
+        per_head: each key-value head evicts on its own, by the attention of its query heads.
     """
 
-    name = "tova"
+    per_head: bool = False  # type: ignore[misc]
     needs_f = False
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """`tova`, or `tova-per-head`."""
+        return "tova" + PER_HEAD * self.per_head
 
     def rank(self, kept: Kept) -> Tensor:
         return -kept.score
@@ -186,9 +206,11 @@ class Threshold(Policy):
 
     Args:
         tau: the threshold.
+        per_head: each key-value head evicts on its own, as in `Selective`.
     """
 
     tau: float
+    per_head: bool = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         if not self.tau >= 0:
@@ -196,8 +218,8 @@ class Threshold(Policy):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name that makes such a policy, `threshold=0.5`."""
-        return f"threshold={self.tau:g}"
+        """The name that makes such a policy, `threshold=0.5` or `threshold=0.5-per-head`."""
+        return f"threshold={self.tau:g}" + PER_HEAD * self.per_head
 
     def rank(self, kept: Kept) -> Tensor:
         return kept.f.expand_as(kept.position)
@@ -215,7 +237,7 @@ class KeepAll(Policy):
     needs_f = False
 
 
-# The names that stand for a policy, and what each makes. `window+8` and `threshold=0.5` are understood as well.
+# The names that stand for a policy, and what each makes. `window+8`, `threshold=0.5` and `selective-per-head` are, too.
 POLICIES: dict[str, Callable[[], Policy]] = {
     "selective": Selective,
     "h2o": H2O,
@@ -235,6 +257,13 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
         raise SelattnError(f"a policy is a name or a selattn.Policy, not {type(value).__name__}")
     if value in POLICIES:
         return _named(value, POLICIES[value])
+    if value.endswith(PER_HEAD):
+        found = make_policy(value.removesuffix(PER_HEAD))
+        if isinstance(found, Selective | Tova | Threshold):
+            return replace(found, per_head=True)
+        if found.per_head:
+            raise SelattnError(f"the policy {found.name!r} evicts for each head anyway: leave {PER_HEAD!r} out")
+        raise SelattnError(f"the policy {found.name!r} does the same in every head: leave {PER_HEAD!r} out")
     if value == KeepAll.name:
         return KeepAll()
     kind, plus, number = value.partition("+")
@@ -246,7 +275,8 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
             return Threshold(float(number))
         except ValueError:
             raise SelattnError(f"the threshold in {value!r} is not a number: write threshold=1") from None
-    raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
+    names = [*POLICIES, KeepAll.name, "threshold=TAU", "selective-per-head", "tova-per-head"]
+    raise SelattnError(unknown("eviction policy", value, names))
 
 
 @lru_cache(maxsize=64)

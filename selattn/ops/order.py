@@ -25,7 +25,7 @@ class Kept(NamedTuple):
 
     position: Tensor  # [B, P, C] in the sequence, -1 for an empty place
     score: Tensor  # [B, P, C] the policy's own
-    f: Tensor  # [B, 1, C] F, the smallest of several selection masks; 0 in a standard model, or if not needed
+    f: Tensor  # [B, 1 or P, C] F, the smallest of the masks that the order's heads follow; 0 without or if not needed
     budget: int  # K; NEVER where there is none
 
 
@@ -76,9 +76,9 @@ class Slots(Protocol):
     keys: Tensor | None  # [B, G, C, D]
     values: Tensor | None  # [B, G, C, Dv]
     position: Tensor  # [B, P, C] int32, -1 for an empty slot
-    f: Tensor  # [B, S, P, C] F
+    f: Tensor  # [B, S, O, C] F; O is 1, of the order that the mask's heads follow, or P, of all of them
     score: Tensor  # [B, P, C], or no places if the policy keeps none
-    selection_keys: Tensor | None  # [B, S, C, Ds]
+    selection_keys: Tensor | None  # [B, S * O, C, Ds]
     length: Tensor  # [B] int64 real tokens so far
 
 
@@ -91,6 +91,40 @@ class StepRequest(NamedTuple):
     policy: Ranking
     budget: int | None  # None: nobody has to leave
     used: int  # slots, from the first on, that may hold a token after this step
+
+
+def masks_of_orders(orders: int, masks: int, heads: int) -> list[slice]:
+    """The selection masks that the heads of each eviction order follow."""
+    each, share = heads // orders, heads // max(masks, 1)
+    return [slice(p * each // share, ((p + 1) * each - 1) // share + 1) for p in range(orders)]
+
+
+def orders_of_masks(rules: Rules, separate: bool, masks: int, orders: int, heads: int) -> list[slice]:
+    """The eviction orders that keep what each mask may select.
+
+    Of a selecting head that is its own; of a separate form those of all heads that follow the mask.
+    """
+    if orders == 1 or rules.selection is None:
+        return [slice(0, 1)] * masks
+    if separate:
+        return masks_of_orders(masks, orders, heads)  # the same question, the other way round
+    own = [head // (heads // orders) for head in rules.selection.heads]
+    return [slice(p, p + 1) for p in own]
+
+
+def stands_alone(rules: Rules, separate: bool, masks: int, orders: int, heads: int) -> bool:
+    """Whether each eviction order and its masks have nothing to do with the others: each mask selects in its own."""
+    if orders == 1 or masks == 0 or masks % orders or rules.pattern is not None:
+        return False
+    found = orders_of_masks(rules, separate, masks, orders, heads)
+    return found == [slice(s * orders // masks, s * orders // masks + 1) for s in range(masks)]
+
+
+def smallest_f(f: Tensor, orders: int, heads: int) -> Tensor:
+    """[B, 1 or P, C] of f [B, S, C]: the smallest F of the masks that each order's heads follow."""
+    if orders == 1:
+        return f.amin(1, keepdim=True)
+    return torch.stack([f[:, masks].amin(1) for masks in masks_of_orders(orders, f.shape[1], heads)], 1)
 
 
 def victim(policy: Ranking, kept: Kept) -> Tensor:

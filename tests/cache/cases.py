@@ -170,7 +170,12 @@ class Distances:
 
 
 @st.composite
-def cases(draw, policies=tuple(POLICIES), kinds=("full", "padded", "holes", "empty"), most=20):
+def cases(
+    draw,
+    policies=(*POLICIES, "selective-per-head", "tova-per-head"),
+    kinds=("full", "padded", "holes", "empty"),
+    most=20,
+):
     """A whole situation."""
     chance = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     B, G, shared = draw(st.integers(1, 5)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -185,7 +190,7 @@ def cases(draw, policies=tuple(POLICIES), kinds=("full", "padded", "holes", "emp
     q, k, v = normal(B, H, N, D), normal(B, G, N, D), normal(B, G, N, Dv)
     sq = sk = None
     selection = draw(st.none() | selections(H) | selections(H))
-    if selection is not None and policy != "h2o" and draw(st.sampled_from((False, False, True))):
+    if selection is not None and draw(st.sampled_from((False, False, True))):
         selection = Selection(0, selection.relu, selection.protect_first, selection.protect_self, selection.shift)
         masks = draw(st.sampled_from([n for n in range(1, H + 1) if H % n == 0]))
         sq, sk = normal(B, masks, N, 3), normal(B, masks, N, 3)

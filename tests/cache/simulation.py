@@ -8,6 +8,7 @@ H2O, Zhang et al. 2023   each head on its own drops the token with the lowest at
                          half of the budget is for these heavy hitters, half for the most recent tokens
 TOVA, Oren et al. 2024   drops the token with the lowest attention of the last query, averaged over the heads
 Window+4, Oren et al.    the first 4 tokens and the most recent
+...-per-head             the same, each key-value head on its own: by the F that its heads follow, or by their attention
 """
 
 from math import exp, inf, sqrt, tanh
@@ -49,7 +50,8 @@ def sequence(q, k, v, sq, sk, rules, budget, policy):
     scale = 1 / sqrt(len(q[0][0])) if rules.scale is None else rules.scale
     selects = rules.selection
     masks = 0 if selects is None else len(selects.heads) if sq is None else len(sq)
-    orders = G if policy == "h2o" else 1
+    orders = G if policy == "h2o" or policy.endswith("-per-head") else 1
+    policy = policy.removesuffix("-per-head")
     kept = [[] for _ in range(orders)]
     attention = [{} for _ in range(orders)]  # of each token: accumulated (H2O), or by the last query (TOVA)
     F = [{} for _ in range(masks)]
@@ -59,7 +61,8 @@ def sequence(q, k, v, sq, sk, rules, budget, policy):
     for i in range(len(q[0])):
         for p in range(orders):
             if len(kept[p]) == budget:
-                masked = {j: min((F[s][j] for s in range(masks)), default=0.0) for j in kept[p]}
+                followed = {h * masks // H for h in range(H) if masks and h * orders // H == p}
+                masked = {j: min((F[s][j] for s in followed), default=0.0) for j in kept[p]}
                 kept[p].remove(who_leaves(policy, kept[p], budget, masked, attention[p]))
             kept[p].append(i)
 
@@ -75,7 +78,8 @@ def sequence(q, k, v, sq, sk, rules, budget, policy):
         S = [{} for _ in range(masks)]
         for s in range(masks):
             F[s][i] = 0.0
-            for j in {j for row in sees for j in row} if sq else sees[selects.heads[s]]:
+            following = [sees[h] for h in range(H) if h * masks // H == s]
+            for j in {j for row in following for j in row} if sq else sees[selects.heads[s]]:
                 if (selects.protect_self and j == i) or (selects.protect_first and j == 0):
                     continue
                 x = dot(sq[s][i], sk[s][j]) / sqrt(len(sq[s][i])) if sq else logit(selects.heads[s], j)

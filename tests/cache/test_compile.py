@@ -32,7 +32,7 @@ def test_decode_compiles_to_one_graph(kind, prompt):
     case, counter = some_case(**KINDS[kind]), CompileCounterWithBackend("aot_eager")
     eager, layer = case.layer(), case.layer()
     for each in (eager, layer):
-        each.allocate(*case.tokens[1:3], case.rules.masks(case.tokens.selection_query), None)
+        each.allocate(case.tokens, case.rules)
         if prompt:
             attend(each, case.cut(0, prompt), case.rules)
     step = torch.compile(lambda tokens: decode(layer, tokens, case.rules).output, fullgraph=True, backend=counter)

@@ -144,14 +144,6 @@ def test_errors(count):
         assert not attend(layer, learned, case.rules).output.requires_grad
 
 
-def test_a_separate_form_belongs_to_no_head():
-    case = some_case("h2o")
-    case.tokens = case.tokens._replace(selection_query=torch.ones(2, 1, 12, 3), selection_key=torch.ones(2, 1, 12, 3))
-    for run in (case.whole, case.one_by_one, case.pieces):
-        with pytest.raises(SelattnError, match=r"'h2o' evicts for each head"):
-            run()
-
-
 def test_reset_begins_again():
     case = some_case()
     layer = case.layer()

@@ -41,6 +41,8 @@ CORNERS = {
     "several masks, no shift": {"selection": Selection((1, 2), shift=False)},
     "a mask for each head": {"selection": Selection((0, 1, 2, 3), protect_first=False)},
     "separate form": {"separate": 2},
+    "separate form, one mask": {"separate": 1},
+    "separate form, no shift": {"separate": 4, "selection": Selection(shift=False)},
     "unprotected": {"selection": Selection(2, protect_first=False, protect_self=False, shift=False)},
     "no relu": {"selection": Selection((1, 3), relu=False), "strength": 0.5},
     "window": {"selection": Selection((0, 3)), "window": 6},
@@ -51,7 +53,7 @@ CORNERS = {
 
 @pytest.mark.parametrize(
     ("corner", "policy"),
-    [pair for pair in itertools.product(CORNERS, POLICIES) if pair != ("separate form", "h2o")],  # which is refused
+    [*itertools.product(CORNERS, POLICIES), *((corner, "selective-per-head") for corner in CORNERS)],
 )
 def test_corners_are_the_simulation(corner, policy):
     """Each in every run, without padding: so that it is decoded by single steps."""

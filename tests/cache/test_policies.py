@@ -183,7 +183,7 @@ def test_all_equal_the_second_token_leaves_first():
 @pytest.mark.parametrize("policy", OWN)
 @given(st.data())
 def test_a_policy_of_ones_own_runs_in_every_way(policy, data):
-    case = data.draw(cases(("h2o",)))  # which is without a separate form, for the one that evicts for each head
+    case = data.draw(cases(("h2o",)))
     case.policy = policy()
     want = case.one_by_one()
     assert_same_run(case, case.whole(), want)

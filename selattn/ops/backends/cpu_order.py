@@ -12,9 +12,18 @@ from selattn.errors import SelattnError
 from selattn.ops import transforms
 from selattn.ops.arguments import Arguments
 from selattn.ops.backends import plain_order
-from selattn.ops.backends.cpu_library import DTYPES, call_library, cannot_hold, dense_rows, policy_number, rules_fields
+from selattn.ops.backends.cpu_library import (
+    DTYPES,
+    call_library,
+    cannot_hold,
+    dense_rows,
+    form_fields,
+    form_of_type,
+    policy_number,
+    rules_fields,
+)
 from selattn.ops.backends.plain_order import Strip
-from selattn.ops.order import Order, OrderRequest, Ranking
+from selattn.ops.order import Order, OrderRequest, Ranking, orders_of_masks
 from selattn.ops.rules import Rules, position_bias
 from selattn.ops.tokens import Tokens
 from selattn.utils.structs import struct
@@ -22,12 +31,10 @@ from selattn.utils.structs import struct
 
 def refusal(tokens: Tokens, rules: Rules) -> str | None:
     """Why the library cannot make the logits of these queries; None if it can."""
-    reasons = {
-        "it has no sparse patterns": rules.pattern is not None,
-        "it has no separate bilinear form": tokens.selection_query is not None,
-    }
-    reason = cannot_hold(tokens.query, tokens.value)
-    return reason or next((reason for reason, holds in reasons.items() if holds), None)
+    form = () if tokens.selection_query is None else (tokens.selection_query,)
+    return cannot_hold(tokens.query, tokens.value, *form) or (
+        None if rules.pattern is None else "it has no sparse patterns"
+    )
 
 
 def order_refusal(request: OrderRequest) -> str | None:
@@ -41,7 +48,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     """The order after the queries, and the scores after each of them.
 
     Logits are made of what is kept only, so that time follows the budget. What the library has no logits for (a sparse
-    pattern, a separate form, another device) is given to it strip by strip. The tensors of a transform of `torch.func`
+    pattern, another device) is given to it strip by strip. The tensors of a transform of `torch.func`
     have no memory that it could read: there the order is found in plain PyTorch.
     """
     policy, tokens, rules = request.policy, request.tokens, request.rules
@@ -49,7 +56,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
         return plain_order.order(request)
     if refusal(tokens, rules):
         if torch.compiler.is_exporting():
-            raise SelattnError("budgets with a sparse pattern or a separate form cannot be exported: leave them out")
+            raise SelattnError("budgets with a sparse pattern cannot be exported: leave them out")
         return plain_order.order(request, order_of_strip)
     number, parameter = policy_number(policy)
     selects = policy.needs_weights or policy.needs_f
@@ -66,6 +73,10 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
         request.budget,
         selects,
         request.history,
+        *(
+            None if x is None or not selects else form_of_type(x.detach(), tokens.query)
+            for x in (tokens.selection_query, request.selection_keys)
+        ),
     )
     # In a compiled graph it is one node; else it is called at once, which is quicker.
     until, f, score, scores = NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else _from_keys(call)
@@ -86,13 +97,17 @@ class Call(NamedTuple):
     budget: int
     selects: bool  # else F is not needed
     history: bool
+    form_query: Tensor | None  # [B, S, n, Ds] of a separate form
+    form_keys: Tensor | None  # [B, S, M, Ds]
 
 
 def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The order and the scores after each row (empty without `history`)."""
     query, keys, selection = dense_rows(call.query), dense_rows(call.keys), call.rules.selection
     bias = None if call.bias is None else dense_rows(call.bias.expand(*query.shape[:3], keys.shape[2]))
-    heads = list(selection.heads) if selection is not None and call.selects else []
+    form_query, form_keys = (None if x is None else dense_rows(x) for x in (call.form_query, call.form_keys))
+    masks = call.rules.masks(form_query) if call.selects else 0
+    heads = list(selection.heads) if selection is not None and masks and form_query is None else None
     fields = {
         "H": query.shape[1],
         "G": keys.shape[1],
@@ -106,12 +121,13 @@ def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         **rules_fields(call.rules, query),
         "bias": bias,
         "bias_stride": bias,
-        "heads": torch.tensor(heads, dtype=torch.int64),
+        "heads": None if heads is None else torch.tensor(heads, dtype=torch.int64),
+        **form_fields(form_query, form_keys),
         "logits": None,
         "selected": None,
     }
-    shared = query.shape[1] // keys.shape[1]
-    selecting = [head // shared for head in heads]
+    orders = call.before.until.shape[1]
+    selecting = orders_of_masks(call.rules, form_query is not None, masks, orders, query.shape[1]) if masks else []
     kind = (call.policy, call.parameter)
     found, scores = _evict(fields, kind, call.budget, selecting, call.positions, call.before, call.history)
     return *found, call.before.score.new_empty(0) if scores is None else scores
@@ -149,6 +165,7 @@ def order_of_strip(
         "selected": selected,
         # From these nothing is made.
         **dict.fromkeys(("query", "query_stride", "key", "key_stride", "bias", "bias_stride", "heads")),
+        **form_fields(None, None),
         **rules_fields(Rules(), before.score),
         "shift": strip.shift,
     }
@@ -161,7 +178,7 @@ def _evict(
     fields: dict[str, Any],
     policy: tuple[int, float],
     budget: int,
-    selecting: list[int],
+    selecting: list[slice],
     positions: Tensor,
     before: Order,
     history: bool,
@@ -179,7 +196,7 @@ def _evict(
         "S": len(selecting),
         "M": entries,
         "budget": budget,
-        "selecting": torch.tensor(selecting if orders > 1 else [0] * len(selecting), dtype=torch.int64),
+        "selecting": torch.tensor([(which.start, which.stop) for which in selecting], dtype=torch.int64),
         "positions": positions.cpu().contiguous(),
         "until": until,
         "f": f,

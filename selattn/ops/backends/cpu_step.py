@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
-from selattn.ops.backends.cpu_library import DTYPES, call_library, dense_rows, policy_number, rules_fields
+from selattn.ops.backends.cpu_library import (
+    DTYPES,
+    call_library,
+    dense_rows,
+    form_fields,
+    form_of_type,
+    policy_number,
+    rules_fields,
+)
 from selattn.ops.backends.cpu_order import refusal
 from selattn.ops.order import StepRequest
 from selattn.ops.rules import position_bias
@@ -16,7 +26,7 @@ def step_refusal(request: StepRequest) -> str | None:
     """Why the library cannot make this step; None if it can."""
     if torch.compiler.is_compiling():
         return "it cannot be compiled into a graph: it writes to the slots"
-    policy, masks = request.policy, request.rules.masks(request.tokens.selection_query)
+    policy, slots = request.policy, request.slots
     # Every step passes here: a reason is put into words only if it holds.
     if request.budget is not None and policy.compiled() is None:
         return f"it does not know the policy {policy.name!r}"
@@ -24,9 +34,12 @@ def step_refusal(request: StepRequest) -> str | None:
         return f"it keeps no slot free, as the policy {policy.name!r} does"
     if policy.needs_weights:
         return f"it keeps no scores, which the policy {policy.name!r} needs"
-    if request.slots.position.shape[1] > 1:
-        return "it has one order of eviction for all heads"
-    return "it has one selection mask" if masks > 1 else refusal(request.tokens, request.rules)
+    if slots.f.shape[1] and slots.f.shape[2] > 1:
+        return "it has no masks that select in the eviction orders of others"
+    form = request.tokens.selection_query
+    if form is not None and form_of_type(form, request.tokens.query) is not form:
+        return f"it takes no form of {form.dtype} beside queries of {request.tokens.query.dtype}"
+    return refusal(request.tokens, request.rules)
 
 
 def step(request: StepRequest) -> Tensor:
@@ -43,6 +56,12 @@ def step(request: StepRequest) -> Tensor:
     out = query.new_empty(batch, heads, 1, value_size) if real is None else query.new_zeros(batch, heads, 1, value_size)
     bias = None if rules.bias is None else _bias(request)
     number, parameter = policy_number(request.policy)
+    selection, form_keys = rules.selection, slots.selection_keys
+    form: tuple[Tensor | None, Tensor | None] = (None, None)
+    if tokens.selection_query is not None and tokens.selection_key is not None and form_keys is not None:
+        assert form_keys.is_contiguous()
+        form = (dense_rows(tokens.selection_query), dense_rows(tokens.selection_key))
+    heads_that_select = _numbers(selection.heads) if selection is not None and form_keys is None else None
     packed = struct("Step").pack(
         policy=number,
         parameter=parameter,
@@ -50,6 +69,8 @@ def step(request: StepRequest) -> Tensor:
         H=heads,
         G=groups,
         C=places,
+        P=position.shape[1],
+        S=0 if selection is None else f.shape[1],
         D=size,
         Dv=value_size,
         budget=request.budget or 0,
@@ -65,22 +86,35 @@ def step(request: StepRequest) -> Tensor:
         keys=keys,
         values=values,
         position=position,
-        f=None if rules.selection is None else f,
+        f=None if selection is None else f,
         length=length,
         real=real,
         **rules_fields(rules, query),
         bias=bias,
         bias_stride=bias,
-        selecting=0 if rules.selection is None else rules.selection.heads[0],
+        heads=heads_that_select,
+        **form_fields(*form),
+        form_keys=form_keys,
         output=out,
     )
     call_library("selattn_decode", packed, who="the cache", smaller="smaller budgets")
     return out
 
 
+@lru_cache(maxsize=64)
+def _numbers(heads: tuple[int, ...]) -> Tensor:
+    """As the library reads them; made once, not with every step."""
+    return torch.tensor(heads, dtype=torch.int64)
+
+
 def _bias(request: StepRequest) -> Tensor | None:
     """[B, H, 1, C + 1] of the slots as they are, and behind them of the new token: its slot is not known yet."""
-    slots, query = request.slots, request.tokens.query
-    at = torch.cat([slots.position[:, 0, : request.used].long(), slots.length[:, None]], -1)
-    found = position_bias(request.rules, query, at)
-    return None if found is None else dense_rows(found.expand(*query.shape[:2], 1, at.shape[-1]))
+    slots, query, orders = request.slots, request.tokens.query, request.slots.position.shape[1]
+    shared, each = query.shape[1] // orders, []
+    for p in range(orders):
+        at = torch.cat([slots.position[:, p, : request.used].long(), slots.length[:, None]], -1)
+        found = position_bias(request.rules, query, at)
+        if found is None:
+            return None
+        each.append(found.expand(*query.shape[:2], 1, at.shape[-1])[:, p * shared : (p + 1) * shared])
+    return dense_rows(each[0] if orders == 1 else torch.cat(each, 1))

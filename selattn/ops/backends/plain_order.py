@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.ops.backends.tile import Tile, head_logits, selected, visible
-from selattn.ops.order import Kept, Order, OrderRequest, Ranking, victim
+from selattn.ops.order import Kept, Order, OrderRequest, Ranking, orders_of_masks, smallest_f, victim
 from selattn.ops.request import Request
 from selattn.ops.rules import position_bias, position_mask
 from selattn.ops.sequences import starts
@@ -25,7 +25,7 @@ class Strip(NamedTuple):
     logits: Tensor | None  # [B, H, n, M], -inf where invisible; only for policies that need weights
     selected: Tensor | None  # [B, S, n, M] the constrained S as if nothing had left; None in a standard model
     heads: tuple[int, int]  # H, G
-    selecting: list[int]  # [S] the key-value head of each selecting head
+    selecting: list[slice]  # [S] the orders that keep what each mask may select
     rows: int  # n
     shift: bool
 
@@ -53,9 +53,8 @@ def order(request: OrderRequest, rows: Rows | None = None) -> tuple[Order, Tenso
         selection_query=tokens.selection_query,
         selection_key=request.selection_keys,
     )
-    selecting = [] if rules.selection is None else [head // (heads // groups) for head in rules.selection.heads]
-    if tokens.selection_query is not None:
-        selecting = [0] * call.masks  # a separate form belongs to no head; there is one order for all
+    separate, orders = tokens.selection_query is not None, request.before.until.shape[1]
+    selecting = orders_of_masks(rules, separate, call.masks, orders, heads)
     found, scores = request.before, []
     entries = request.positions.shape[-1]
     past = entries - count
@@ -95,7 +94,7 @@ def row_by_row(policy: Ranking, budget: int, strip: Strip, before: Order, histor
         real = strip.positions[:, None, i] >= 0
         kept = (strip.positions[:, None] >= 0) & (until > i) & (index < i)
         kept = kept & (index >= begins[:, None, i, None])
-        f = F.amin(1, keepdim=True) if masks and policy.needs_f else torch.zeros_like(score[:, :1])
+        f = smallest_f(F, orders, heads) if masks and policy.needs_f else torch.zeros_like(score[:, :1])
         early = policy.leaves(Kept(strip.positions[:, None].masked_fill(~kept, -1), score, f, budget))
         if early is not None:
             early = early & kept & real[..., None]
@@ -105,7 +104,9 @@ def row_by_row(policy: Ranking, budget: int, strip: Strip, before: Order, histor
         gone = full[..., None] & (index == leaves[..., None])
         until = until.masked_fill(gone, i)
         kept = (kept & ~gone) | (index == i)
-        own = kept[:, strip.selecting] if orders > 1 and masks else kept  # what the selecting heads keep
+        own = kept  # what may be selected
+        if orders > 1 and masks:
+            own = torch.stack([kept[:, which].any(1) for which in strip.selecting], 1)
         S = None if strip.selected is None else strip.selected[:, :, r].masked_fill(~own, 0.0)
         if policy.needs_weights and strip.logits is not None:
             logits = strip.logits[:, :, r]

@@ -2,20 +2,78 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NamedTuple, cast
+
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.ops.backends.tile import by_group, products, soft_capped
-from selattn.ops.order import Kept, StepRequest, victim
+from selattn.ops.order import Kept, Slots, StepRequest, victim
 from selattn.ops.patterns import pattern_visible
-from selattn.ops.rules import Rules, position_bias
+from selattn.ops.rules import PositionBias, Rules, position_bias
 from selattn.ops.selection import constrain
 from selattn.ops.selection import step as accumulate_step
+from selattn.ops.tokens import Tokens
 
 
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the token that leaves is overwritten."""
+    orders = request.slots.position.shape[1]
+    if orders > 1 and request.rules.selection is not None:
+        return torch.cat([_step(_order(request, p, orders)) for p in range(orders)], 1)
+    return _step(request)
+
+
+class _Part(NamedTuple):
+    """What a layer holds of one eviction order; as `Slots`, whose tensors are written to."""
+
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+    f: Tensor
+    score: Tensor
+    selection_keys: Tensor | None
+    length: Tensor
+
+
+def _order(request: StepRequest, p: int, orders: int) -> StepRequest:
+    """One order of several that have nothing to do with each other, alone: its heads and its masks."""
+    slots, tokens, rules, selection = request.slots, request.tokens, request.rules, request.rules.selection
+    assert slots.keys is not None
+    assert slots.values is not None
+    assert selection is not None
+    assert slots.f.shape[2] == 1, "masks that select in the orders of others are not decoded step by step"
+
+    def part(x: Tensor) -> Tensor:
+        share = x.shape[1] // orders
+        return x[:, p * share : (p + 1) * share]
+
+    first, masks = p * (tokens.query.shape[1] // orders), slots.f.shape[1] // orders
+    if tokens.selection_query is None:
+        heads = tuple(head - first for head in selection.heads[p * masks : (p + 1) * masks])
+        rules = rules._replace(selection=replace(selection, head=heads))
+    own = rules.bias
+    if own is not None:
+        whole: PositionBias = own
+        rules = rules._replace(bias=lambda i, j: x if (x := whole(i, j)).shape[1] == 1 else part(x))
+    form = (None if x is None else part(x) for x in (tokens.selection_query, tokens.selection_key))
+    mine = Tokens(part(tokens.query), part(tokens.key), part(tokens.value), tokens.real, *form)
+    stored = None if slots.selection_keys is None else part(slots.selection_keys)
+    kept = _Part(
+        part(slots.keys),
+        part(slots.values),
+        part(slots.position),
+        part(slots.f),
+        part(slots.score),
+        stored,
+        slots.length,
+    )
+    return request._replace(tokens=mine, rules=rules, slots=cast("Slots", kept))
+
+
+def _step(request: StepRequest) -> Tensor:
     slots, rules, used = request.slots, request.rules, request.used
     assert slots.keys is not None
     assert slots.values is not None
@@ -123,7 +181,7 @@ def _select(
     if tokens.selection_query is not None and slots.selection_keys is not None:
         scale = tokens.selection_query.shape[-1] ** -0.5
         logits = products(tokens.selection_query.to(exact), slots.selection_keys[..., :used, :].to(exact)) * scale
-        visible_to_it = seen.any(1, keepdim=True)
+        visible_to_it = seen if seen.shape[1] == 1 else seen.unflatten(1, (logits.shape[1], -1)).any(2)
     else:
         heads = list(selection.heads)
         shared = tokens.query.shape[1] // keys.shape[1]
