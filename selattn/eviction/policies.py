@@ -93,7 +93,7 @@ class Selective(Policy):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """`selective`, or `selective-per-head`."""
+        """The name that makes such a policy: `selective`, or `selective-per-head`."""
         return "selective" + PER_HEAD * self.per_head
 
     def rank(self, kept: Kept) -> Tensor:
@@ -152,7 +152,7 @@ class Tova(Policy):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """`tova`, or `tova-per-head`."""
+        """The name that makes such a policy: `tova`, or `tova-per-head`."""
         return "tova" + PER_HEAD * self.per_head
 
     def rank(self, kept: Kept) -> Tensor:

@@ -103,7 +103,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     selects, separate = rules.selection is not None and request.policy.needs_f, tokens.selection_query is not None
     bias = position_bias(rules, tokens.query, request.positions) if selects else None
     if bias is not None and rules.selection is not None:
-        bias = selecting_bias(bias.detach(), rules.selection, separate)
+        bias = selecting_bias(bias.detach(), rules.selection, query.shape[1] * separate)
     call = Call(
         query.detach(),
         keys.detach(),

@@ -207,7 +207,7 @@ def last_selecting(r: Request, last: Tensor | None) -> Tensor | None:
 
 
 def shown_to_any(r: Request) -> Tensor | None:
-    """[B or 1, 1, N or 1, M or 1] bool: what mask and bias leave to some head, for a separate form; None if all."""
+    """[B or 1, S or 1, N or 1, M or 1] bool: what mask and bias leave to some head of a separate form; None if all."""
     if r.selection_query is None or (r.mask is None and r.bias is None):
         return None
     shown = torch.ones((), dtype=torch.bool, device=r.query.device) if r.mask is None else r.mask
@@ -218,7 +218,7 @@ def shown_to_any(r: Request) -> Tensor | None:
         rows = torch.arange(r.offset, r.key.shape[2], device=r.query.device)[:, None]
         kept = rows < r.until.unsqueeze(-2)  # [B, G, N, M]
         shown = shown & kept.repeat_interleave(r.query.shape[1] // r.key.shape[1], 1)
-    return shown.any(1, keepdim=True)
+    return shown if shown.shape[1] == 1 else shown.unflatten(1, (r.masks, -1)).any(2)
 
 
 def first_columns(r: Request, block: int) -> Tensor:

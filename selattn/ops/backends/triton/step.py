@@ -105,11 +105,15 @@ def rules_refusal(rules: Rules) -> str | None:
     return None if rules.pattern is None else "it has no sparse patterns"
 
 
-def selecting_bias(bias: Tensor, selection: Selection, separate: bool) -> Tensor:
-    """[B or 1, S or 1, n, M] of the selecting heads; for a separate form, which has none, -inf where no head sees."""
-    if separate:
-        nothing = torch.zeros((), dtype=bias.dtype, device=bias.device)
-        return torch.where((bias != -torch.inf).any(1, keepdim=True), nothing, -torch.inf)
+def selecting_bias(bias: Tensor, selection: Selection, forms: int) -> Tensor:
+    """[B or 1, S or 1, n, M] of the selecting heads. A separate form has none: -inf where none of its heads sees.
+
+    forms: how many masks a separate form has, 0 if there is none.
+    """
+    if forms:
+        nothing, shown = torch.zeros((), dtype=bias.dtype, device=bias.device), bias != -torch.inf
+        shown = shown if shown.shape[1] == 1 else shown.unflatten(1, (forms, -1)).any(2)
+        return torch.where(shown, nothing, -torch.inf)
     return bias if bias.shape[1] == 1 else bias[:, list(selection.heads)]
 
 
@@ -202,7 +206,7 @@ def run_step(x: Call) -> Tensor:
             real=None if x.real is None else x.real.contiguous().view(torch.uint8),
             bias=matrix_of(None if x.bias is None else x.bias.float()),
             selecting_bias=matrix_of(
-                None if x.bias is None or not masks else selecting_bias(x.bias.float(), selection, separate)
+                None if x.bias is None or not masks else selecting_bias(x.bias.float(), selection, masks * separate)
             ),
             stored_keys=x.keys,
             stored_values=x.values,

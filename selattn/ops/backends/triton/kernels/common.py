@@ -113,7 +113,7 @@ def sees(c, b, h, i, r, cols, last, HOW: tl.constexpr):
 
 @triton.jit
 def selection_sees(c, b, s, i, r, cols, present, HOW: tl.constexpr):
-    """Where the selecting head of mask s sees a key; i and r [rows, 1]. A separate form sees what any head sees."""
+    """Where the selecting head of mask s sees a key; i and r [rows, 1]. A form sees what a head of its own does."""
     if HOW.separate:
         if HOW.last == 2:
             last = tl.load(c.last_any + b.to(tl.int64) * c.M + cols, mask=present, other=0)
@@ -121,7 +121,7 @@ def selection_sees(c, b, s, i, r, cols, present, HOW: tl.constexpr):
             last = last_rows(c, b, s, cols, present, HOW)
         seen = (cols[None, :] <= i) & (i < last[None, :])
         if HOW.selecting_mask:
-            seen = seen & (entries(c.selecting_mask, b, s * 0, r, cols[None, :], seen, 0) != 0)
+            seen = seen & (entries(c.selecting_mask, b, s, r, cols[None, :], seen, 0) != 0)
     else:
         h = tl.load(c.heads + s)
         last = last_rows(c, b, h, cols, present, HOW)
@@ -177,7 +177,7 @@ def may_select(c, b, s, i, r, cols, last, HOW: tl.constexpr):
     if not HOW.separate:
         allowed, bias = shown(c, b, tl.load(c.heads + s), r, cols, allowed, HOW)
     elif HOW.selecting_mask:
-        allowed = allowed & (entries(c.selecting_mask, b, s * 0, r, cols, allowed, 0) != 0)
+        allowed = allowed & (entries(c.selecting_mask, b, s, r, cols, allowed, 0) != 0)
     return allowed, bias
 
 
