@@ -122,7 +122,7 @@ def measure(found: Loaded, rows: torch.Tensor, options: argparse.Namespace, part
     measured = {}
     for policy, factor in track(cells, description="losses and texts", console=Console(stderr=True)):
         how = {"policy": policy, "factor": factor}
-        each = parts.get({"what": "losses", **whole, **how}, list, partial(losses, found, rows, policy, factor))
+        each = parts.get({"what": "losses", **whole, **how}, list[float], partial(losses, found, rows, policy, factor))
         begin = rows[0, : options.context // 2]
         text = parts.get({"what": "text", **whole, **how}, str, partial(written, found, begin, policy, factor))
         measured[policy, factor] = {**how, "loss": sum(each) / len(each), "losses": each, "text": text}
@@ -168,7 +168,7 @@ def main() -> None:
     with open_parts(options.out, Team()) as parts:
         plain = ids[None, : options.context]  # as others measure perplexity: no <BOS> in front
         key = {"what": "plain", "model": found.fingerprint, "text": checksum(plain)}
-        first = parts.get(key, list, partial(losses, found, plain, None, 1))[0]
+        first = parts.get(key, list[float], partial(losses, found, plain, None, 1))[0]
         measured = measure(found, rows, options, parts)
         body: dict[str, Any] = {"model": Path(found.name).name, "fingerprint": found.fingerprint, "rows": measured}
         body |= {"context": options.context, "text_rows": options.rows, "text_checksum": checksum(rows)}
