@@ -56,6 +56,7 @@ RECIPES: dict[str, tuple[str, ...]] = {
     "lr 2e-4": ("optimizer.lr=2e-4",),
     "lr 1e-3": ("optimizer.lr=1e-3",),
 }
+OWN = ("selective", "selective-per-head")  # one set of tokens for all heads, or one for each key-value head
 STOCK = ("h2o", "tova", "window+4")  # what evicts where nothing selects
 SHARES = (2, 3, 4, 6, 8, 10, 12, 16)  # times less memory, the same in every layer
 FACTOR, FURTHEST = 8, 16  # of budgets for each layer: what is reported, and how far the search goes
@@ -173,7 +174,7 @@ def runs_of(options: argparse.Namespace, name: str, seed: int) -> ConversionRun:
 def measured(bench: Bench, name: str, seed: int, model: Path, limits: dict[str, float]) -> dict[str, Any]:
     """All of one trained model."""
     subject = load(model)
-    policies = STOCK if name == CONTROL else ("selective",)
+    policies = STOCK if name == CONTROL else OWN[:1] if "conversion.masks=1" in RECIPES[name] else OWN
     found: dict[str, Any] = {"recipe": name, "seed": seed, "settings": list(RECIPES[name])}
     found["unpruned"] = {part: bench.loss(subject, part, None, "none") for part in bench.sets}
     found["uniform"] = [bench.uniform(subject, policy, limits["choice"]) for policy in policies]
