@@ -44,7 +44,7 @@ class Struct:
         if values.keys() != self.fields.keys():
             missing, surplus = self.fields.keys() - values.keys(), values.keys() - self.fields.keys()
             raise TypeError(
-                f"struct {self.name}: missing {sorted(missing)}, unknown {sorted(surplus)}; if nothing was changed here, "
+                f"struct {self.name}: missing {sorted(missing)}, unknown {sorted(surplus)}; if nothing changed here, "
                 "the compiled library is of another version: build it again with `python setup.py build_ext --inplace`"
             )
         flat: list[Any] = list(self._in_order(values))  # every step of decoding passes here: as few looks as can be
