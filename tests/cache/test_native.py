@@ -57,12 +57,13 @@ def strips(draw, policy, dtype):
         numbers(B, masks, M).abs() / 100,
         numbers(B, P, M).abs() / 100,
     )
-    selecting = [draw(st.integers(0, G - 1)) for _ in range(masks)]
+    some_orders = st.integers(0, P - 1).flatmap(lambda p: st.integers(p + 1, P).map(lambda end: slice(p, end)))
+    selecting = [draw(some_orders) for _ in range(masks)]
     return budget, Strip(positions, logits, selected, (H, G), selecting, n, draw(st.booleans())), order
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", [*POLICIES, "selective-per-head"])
 @given(st.data())
 def test_compiled_is_row_by_row(name, dtype, data):
     policy = make_policy(name)
@@ -111,7 +112,7 @@ def small_strip():
     B, n = 3, 9
     selected = torch.rand(B, 1, n, n).tril(-1)
     order = Order(torch.full((B, 1, n), NEVER), torch.zeros(B, 1, n), torch.zeros(B, 1, n))
-    return 4, Strip(torch.arange(n).repeat(B, 1), None, selected, (1, 1), [0], n, True), order
+    return 4, Strip(torch.arange(n).repeat(B, 1), None, selected, (1, 1), [slice(0, 1)], n, True), order
 
 
 def test_without_the_library(monkeypatch):
