@@ -140,5 +140,6 @@ def test_the_order_is_an_operator_of_torch(history):
     positions = torch.arange(case.size).expand(2, -1).contiguous()
     rules = Rules(Selection(), strength=torch.tensor(0.5), scale=0.5, softcap=2.0)
     bias = torch.randn(1, 4, case.size, case.size, dtype=torch.float64) if history else None
-    call = cpu_order.Call(q, k, positions, Order(*before), rules, bias, 1, 0.0, 5, selects=True, history=history)
+    form = [torch.randn(2, 1, case.size, 3, dtype=torch.float64) for _ in range(2)] if history else []
+    call = cpu_order.Call(q, k, positions, Order(*before), rules, bias, 1, 0.0, 5, True, history, *form)
     torch.library.opcheck(cpu_order.NODE, tuple(cpu_order.ARGUMENTS.flatten(call)))

@@ -97,8 +97,8 @@ class Call(NamedTuple):
     budget: int
     selects: bool  # else F is not needed
     history: bool
-    form_query: Tensor | None  # [B, S, n, Ds] of a separate form
-    form_keys: Tensor | None  # [B, S, M, Ds]
+    form_query: Tensor | None = None  # [B, S, n, Ds] of a separate form
+    form_keys: Tensor | None = None  # [B, S, M, Ds]
 
 
 def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
