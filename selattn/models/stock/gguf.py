@@ -45,6 +45,8 @@ class GgufFormat(StockFormat):
     def model(self, folder: Path, dtype: torch.dtype | None) -> Any:
         """The model with all its weights and the evicting cache."""
         model = _read(AutoModelForCausalLM, folder, dtype=dtype or torch.float32)
+        if getattr(model, "hf_quantizer", None) is not None:  # its weights are ordinary ones by now: it can be trained
+            model.hf_quantizer.remove_quantization_config(model)
         return make_selective(model, selection=None, cache_policy=STOCK_POLICY)
 
     def has_tokenizer(self, folder: Path) -> bool:

@@ -94,6 +94,8 @@ def test_a_gguf_file_is_a_model(tmp_path):
     write_gguf(tmp_path / "tiny.gguf", model)
     found = load(tmp_path / "tiny.gguf")
     assert found.description.layers == 2
+    assert not getattr(found.model, "is_quantized", False)  # else transformers' Trainer refuses it
+    assert getattr(found.model, "hf_quantizer", None) is None
     with torch.no_grad():
         assert_close(found.model(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
         assert found.model(ids, cache_budgets=6, cache_policy="tova").logits.shape == (1, 20, 61)
