@@ -34,10 +34,6 @@ class Triton(Backend):
             "it never holds F": r.wanted.f,
             "it has no dropout": r.rules.dropout_p > 0,
             "it has no sparse patterns": r.rules.pattern is not None,
-            "it has one order of eviction where a separate form has several masks": r.selection_query is not None
-            and r.masks > 1
-            and r.until is not None
-            and r.until.shape[1] > 1,
         }
         reason = support.cannot_hold(r.query, r.value, r.selection_query)
         return reason or next((reason for reason, holds in reasons.items() if holds), None)

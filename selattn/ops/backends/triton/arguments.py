@@ -69,6 +69,7 @@ class Call(NamedTuple):
     first: Tensor | None  # [B, M] int32, where the sequence of a token begins
     last: Tensor | None  # [B, 1 or G, M] int32, one past the last row that sees a key; 0 for padding
     last_any: Tensor | None  # [B, M] the largest of them
+    last_form: Tensor | None  # [B, S, M] the largest of those of the heads of each mask, for a separate form
     last_selecting: Tensor | None  # [B, S, M] one past the last row that may select a key; 0 if it is protected
     initial_f: Tensor | None  # [B, S, M] fp32, F before the first row
     low: Tensor | None  # [B, T] int32, the first key that some row of a block sees

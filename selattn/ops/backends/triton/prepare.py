@@ -77,6 +77,7 @@ def prepare(r: Request) -> Prepared:
         first=None if r.start is None else r.start.expand(r.query.shape[0], -1).to(torch.int32).contiguous(),
         last=last,
         last_any=None if last is None else last.amax(1).contiguous(),
+        last_form=last_form(r, last) if separate else None,
         last_selecting=last_selecting(r, last) if masks else None,
         initial_f=None if r.initial_f is None else r.initial_f.to(torch.float32).contiguous(),
         low=first_columns(r, config.rows) if bounded else None,
@@ -187,17 +188,26 @@ def last_rows(r: Request) -> Tensor | None:
     return last.to(torch.int32).contiguous()
 
 
+def last_form(r: Request, last: Tensor | None) -> Tensor | None:
+    """[B, S, M] int32: one past the last row that sees a key in some head of each mask. None as above."""
+    if last is None or last.shape[1] == 1:
+        return None if last is None else last.expand(-1, r.masks, -1).contiguous()
+    shared = r.query.shape[1] // r.key.shape[1]
+    return last.repeat_interleave(shared, 1).unflatten(1, (r.masks, -1)).amax(2).contiguous()
+
+
 def last_selecting(r: Request, last: Tensor | None) -> Tensor | None:
     """[B, S, M] int32: one past the last row that may select a key; 0 for one that is protected. None as above."""
     if last is None:
         return None
     assert r.rules.selection is not None
-    shared = r.query.shape[1] // r.key.shape[1]
-    if last.shape[1] == 1:
+    of_form = last_form(r, last) if r.selection_query is not None else None
+    if of_form is not None:  # a separate form may select what any head that follows it sees
+        found = of_form
+    elif last.shape[1] == 1:
         found = last.expand(-1, r.masks, -1)
-    elif r.selection_query is not None:  # a separate form may select what any head that follows it sees
-        found = last.repeat_interleave(shared, 1).unflatten(1, (r.masks, -1)).amax(2)
     else:
+        shared = r.query.shape[1] // r.key.shape[1]
         found = last[:, [head // shared for head in r.rules.selection.heads]]
     if r.rules.selection.protect_first:
         index = torch.arange(r.key.shape[2], device=last.device)

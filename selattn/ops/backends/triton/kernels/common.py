@@ -116,7 +116,7 @@ def selection_sees(c, b, s, i, r, cols, present, HOW: tl.constexpr):
     """Where the selecting head of mask s sees a key; i and r [rows, 1]. A form sees what a head of its own does."""
     if HOW.separate:
         if HOW.last == 2:
-            last = tl.load(c.last_any + b.to(tl.int64) * c.M + cols, mask=present, other=0)
+            last = tl.load(c.last_form + (b.to(tl.int64) * c.S + s) * c.M + cols, mask=present, other=0)
         else:
             last = last_rows(c, b, s, cols, present, HOW)
         seen = (cols[None, :] <= i) & (i < last[None, :])
