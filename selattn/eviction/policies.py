@@ -275,8 +275,7 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
             return Threshold(float(number))
         except ValueError:
             raise SelattnError(f"the threshold in {value!r} is not a number: write threshold=1") from None
-    names = [*POLICIES, KeepAll.name, "threshold=TAU", "selective-per-head", "tova-per-head"]
-    raise SelattnError(unknown("eviction policy", value, names))
+    raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
 
 
 @lru_cache(maxsize=64)

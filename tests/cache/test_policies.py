@@ -12,7 +12,7 @@ from selattn.eviction import POLICIES, Kept, Policy, make_policy
 from selattn.eviction.policies import H2O, KeepAll, Selective, Threshold, Tova, Window, import_policy
 from selattn.ops import Selection
 from selattn.ops.order import victim
-from tests.cache.cases import assert_same_run, cases, some_case
+from tests.cache.cases import assert_same_run, cases, positions, some_case
 
 
 class EvenFirst(Policy):
@@ -196,7 +196,7 @@ def test_a_policy_of_ones_own_runs_in_every_way(policy, data):
     assert drafting.get_seq_length() == case.size
     layer = case.layer()
     case.pieces(layer=layer)
-    assert torch.equal(drafting.position.sort(-1).values, layer.position.sort(-1).values)
+    assert positions(drafting) == positions(layer)  # how many slots are empty depends on the way
 
 
 def test_a_policy_of_ones_own_does_what_it_says():
