@@ -18,6 +18,15 @@ in commands and on their help pages:
 """
 
 
+class CommandsFormatter(argparse.RawDescriptionHelpFormatter):
+    """Leaves room for the longest command; argparse forgets by how much it indents them."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        longest = max(map(len, action.choices), default=0) if action.nargs == argparse.PARSER and action.choices else 0
+        self._action_max_length = max(self._action_max_length, longest + 2 * self._indent_increment)
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose errors are raised like all bad input, not printed below the usage."""
 

@@ -28,7 +28,7 @@ from selattn.cli import (
     train,
     zoo,
 )
-from selattn.cli._parser import PLACEHOLDERS, Parser
+from selattn.cli._parser import PLACEHOLDERS, CommandsFormatter, Parser
 from selattn.errors import SelattnError
 from selattn.utils.suggest import advice
 
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="selattn",
         description="Selective attention: tokens that decide which earlier tokens are no longer needed.",
         epilog=PLACEHOLDERS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=CommandsFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"selattn {__version__}")

@@ -16,7 +16,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -256,7 +255,7 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     if not isinstance(value, str):
         raise SelattnError(f"a policy is a name or a selattn.Policy, not {type(value).__name__}")
     if value in POLICIES:
-        return _named(value, POLICIES[value])
+        return _named(value)
     if value.endswith(PER_HEAD):
         found = make_policy(value.removesuffix(PER_HEAD))
         if isinstance(found, Selective | Tova | Threshold):
@@ -278,10 +277,16 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
 
 
-@lru_cache(maxsize=64)
-def _named(name: str, make: Callable[[], Policy]) -> Policy:
-    """The one object that a name stands for, so that a cache knows its own policy again by the name."""
-    return make()
+# The one object that each name stands for, with what made it. A plain dict, which torch.compile can read.
+_MADE = {name: (make, make()) for name, make in POLICIES.items()}
+
+
+def _named(name: str) -> Policy:
+    """The one object that a name of `POLICIES` stands for, so that a cache knows its own policy again by the name."""
+    make = POLICIES[name]
+    if name not in _MADE or _MADE[name][0] is not make:
+        _MADE[name] = (make, make())
+    return _MADE[name][1]
 
 
 def policy_name(policy: str | Policy) -> str:

@@ -41,7 +41,7 @@ def test_one_graph_for_every_shape_and_mask(name, strict):
 
 
 def test_what_cannot_be_exported_is_told_in_one_line():
-    with pytest.raises(SelattnError, match=r"^budgets with a sparse pattern or a separate form cannot be exported"):
+    with pytest.raises(SelattnError, match=r"^budgets with a sparse pattern cannot be exported"):
         exported(tiny(attention="strided:3", cache_budgets=4), strict=False)
 
 

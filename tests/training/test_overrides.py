@@ -70,7 +70,10 @@ def test_a_field_of_the_model_is_set(assignment, value):
         ("optimizer.lr", "'optimizer.lr' is not of the form field=value"),
         ("optimizer.lr=fast", "optimizer.lr must be a number, not 'fast'"),
         ("schedule.steps=1.5", "schedule.steps must be a whole number, not '1.5'"),
-        ("schedule.decay=sine", "schedule.decay must be 'cosine' or 'linear' or 'constant', not 'sine'"),
+        (
+            "schedule.decay=sine",
+            "schedule.decay must be 'cosine' or 'linear' or 'constant' or 'inverse_sqrt', not 'sine'",
+        ),
         ("machine.compile=maybe", "machine.compile must be true or false, not 'maybe'"),
         ("batch.micro=x", "batch.micro must be a whole number or none, not 'x'"),
         ("schedule.steps=0", "schedule.steps must be at least 1, not 0"),
