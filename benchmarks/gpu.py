@@ -146,6 +146,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
         call()
         return time.perf_counter() - began
     torch.empty(FLUSHED // 4, dtype=torch.int32, device=device).zero_()
+    torch.cuda.reset_peak_memory_stats(device)  # of what emptied the caches nothing is to be counted
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     call()
@@ -172,7 +173,6 @@ def measure(tensors: tuple[Tensor, ...], forgets: bool, repeats: int) -> list[Ti
                     continue
                 try:
                     if device.type == "cuda":
-                        torch.cuda.reset_peak_memory_stats(device)
                         before = torch.cuda.memory_allocated(device)
                     taken = seconds(call, device)
                 except torch.OutOfMemoryError:
@@ -182,7 +182,7 @@ def measure(tensors: tuple[Tensor, ...], forgets: bool, repeats: int) -> list[Ti
                     times[name].append(taken)
                 else:
                     more = torch.cuda.max_memory_allocated(device) - before if device.type == "cuda" else None
-                    peaks[name] = None if more is None else max(0, more - FLUSHED) / 2**20
+                    peaks[name] = None if more is None else more / 2**20
         found = {name: statistics.median(each) for name, each in times.items()}
         for name in made:
             ms = 1e3 * found[name] if name in found else None

@@ -136,6 +136,20 @@ def test_other_budgets_are_replayed_and_say_so(zoo, tab):
     )
 
 
+def test_layers_that_do_not_select_are_replayed_too(tab, tmp_path):
+    """There F is 0 everywhere, so that the oldest leaves, but for the first token."""
+    shown = tab(written(Page((random_trace(selective=False),)), tmp_path) + "#w=selective&k=4")
+    assert shown.ask("() => document.querySelector('.badge').textContent") == "exact"
+    shown.press("]")
+    budgets, at = shown.ask(
+        "() => explorer.ready.then(() => ((p) => [p.state.budgets, Array.from(p.drawn.gone.at)])(explorer.panes[0]))"
+    )
+    k = budgets[0]
+    assert k > 4
+    assert at == [12, *(min(j + k - 1, 12) for j in range(1, 12))]
+    assert shown.ask("() => document.querySelector('.badge').textContent") == "approximate"
+
+
 def test_windows_need_no_model(zoo, tab):
     page, address = zoo
     (trace,) = page.traces

@@ -93,8 +93,8 @@ class Subject {
     if (k >= size) return { at: new Uint16Array(size).fill(size), exact: false };
     if (isWindow(policy)) return { at: replay(size, k, windowRank(policy, k)), exact: true };
     const { levels } = await this.layer(layer);
-    if (policy === "selective" && levels) {
-      return { at: replay(size, k, (row, j) => levels[corner(row) + j]), exact: false };
+    if (policy === "selective") {  // in a layer that does not select, F is 0 everywhere: the oldest leaves
+      return { at: replay(size, k, levels ? (row, j) => levels[corner(row) + j] : () => 0), exact: false };
     }
     const like = this.runs.findIndex((each) => each.policy === policy && each.budgets[layer] === k);
     const all = await this.evictedAt(like);

@@ -135,7 +135,8 @@ def _pruned(found: Pruning) -> list[Paragraph | Table | Picture]:
     cost = found.limit - found.path[0].loss
     words = (
         "Every layer may keep K tokens and no more: when another comes, the one that is masked most leaves for good. "
-        f"The search takes tokens away where that hurts least, until the loss would rise by more than {cost:.2g} nats. "
+        f"The search takes tokens away where that hurts least, until the loss on its own samples would rise by more "
+        f"than {cost:.2g} nats; on others, in the table, the cost can be larger. "
         f"What it found holds {found.best.factor:.1f} times fewer tokens in {found.bytes_saved:.1f} times fewer bytes "
         f"and decodes at {found.speedup:.2f} times the speed."
     )
