@@ -2,9 +2,9 @@
 
     python benchmarks/explorer.py [--out results/explorer.json] [--shape TOKENS LAYERS]...
 
-Pages of real F: `zoo:memory-2048` on Python's own documentation, its layers repeated to the number wanted. They have F, S
-and attention, but no evictions, which `selattn explore` adds for each policy and budget. It needs playwright and a chromium
-(`make test-browser` installs them), and a quiet machine.
+Pages of real F: `zoo:memory-2048` on Python's own documentation, its layers repeated to the number wanted. They have F,
+S and attention, but no evictions, which `selattn explore` adds for each policy and budget. It needs playwright and
+a chromium (`make test-browser` installs them), and a quiet machine.
 """
 
 from __future__ import annotations
