@@ -1,16 +1,20 @@
 """The served explorer: this machine only, its own name only, small requests only, and nothing brings it down."""
 
+import contextlib
 import http.client
 import json
 import random
+import re
 import socket
+import struct
 import threading
+from collections import Counter
 
 import pytest
 
 from selattn.errors import SelattnError
 from selattn.report.explorer import Page
-from selattn.report.explorer.server import MOST_BODY, Server
+from selattn.report.explorer.server import MOST_BODY, Handler, Server
 from tests.report.traces import random_trace
 
 
@@ -21,8 +25,14 @@ def read(text):
 
 
 @pytest.fixture(scope="module")
-def server():
-    with Server(Page((random_trace(),)), read) as found:
+def errors():
+    """What the server reports."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def server(errors):
+    with Server(Page((random_trace(),)), read, report=errors.append) as found:
         threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         yield found
         found.shutdown()
@@ -89,21 +99,91 @@ def test_requests_are_small_and_of_one_form(server):
         assert b" 411 " in raw.recv(1000)
 
 
-def test_a_thousand_random_requests_do_not_bring_it_down(server, capfd):
-    chance = random.Random(0)
-    port = server.server_port
+def storm(port, count, seed=0):
+    """Random requests: noise, and good ones with a piece left out, doubled or replaced. Returns the statuses.
+
+    Each ends its half of the connection, so that the server waits for nothing more, and waits for the server's end,
+    which comes after whatever a handler raises has been reported. One in ten breaks off instead.
+    """
+    chance = random.Random(seed)
+    host = b"Host: localhost:%d\r\n" % port
     parts = [
         *(b"GET ", b"POST ", b"/ ", b"/trace ", b"HTTP/1.1\r\n", b"HTTP/9", b"\r\n", b"\r\n\r\n", b": ", b"\x00\xff"),
         *(b"Host: ", b"localhost:%d" % port, b"Content-Length: ", b"99999999999", b"12", b'{"text": "a"}', b"\xc3\xa9"),
         *(b"Content-Type: application/json\r\n", b"Transfer-Encoding: chunked\r\n", b"Origin: x\r\n"),
-        *(b"Expect: 100-continue\r\n", b"Host: localhost:%d\r\n" % port),
+        *(b"Expect: 100-continue\r\n", host),
     ]
-    for _ in range(1000):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
-            message = b"".join(chance.choice(parts) for _ in range(chance.randrange(12)))
-            raw.sendall(message + chance.randbytes(chance.randrange(20)))
+    get = [b"GET ", b"/ ", b"HTTP/1.1\r\n", host, b"\r\n"]
+    post = [b"POST ", b"/trace ", b"HTTP/1.1\r\n", host, b"Content-Type: application/json\r\n"]
+    post += [b"Content-Length: ", b"13", b"\r\n", b"\r\n", b'{"text": "a"}']
+    found = Counter()
+    for _ in range(count):
+        message = list(chance.choice([get, post, chance.choices(parts, k=chance.randrange(12))]))
+        for _ in range(chance.randrange(3)):
+            place = chance.randrange(len(message) + 1)
+            message[place : place + chance.randrange(2)] = [chance.choice([*parts, chance.randbytes(5)])]
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
+            raw.sendall(b"".join(message))
             if chance.random() < 0.1:
+                continue
+            answer = b""
+            with contextlib.suppress(ConnectionError):  # what the server left unread resets the connection
                 raw.shutdown(socket.SHUT_WR)
-    assert ask(server)[0] == 200
+                while more := raw.recv(65536):
+                    answer += more
+            status = re.match(rb"HTTP/1.0 (\d+) ", answer)
+            found[int(status[1]) if status else None] += 1
+    return found
+
+
+def settle(server):
+    """Wait until every request that was sent before has been answered or given up."""
+    assert ask(server)[0] == 200  # connections are taken in their order
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(30)
+            assert not thread.is_alive()
+
+
+def test_a_thousand_random_requests_do_not_bring_it_down(server, errors, capfd):
+    found = storm(server.server_port, 1000)
+    settle(server)
+    assert errors == []
+    assert {200, 400, 403, 404, 411, 413, 415, 501} <= set(found)
+    assert not {status for status in found if status and status >= 500} - {501, 505}
     assert post(server, "still here")[0] == 200
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("method", ["do_GET", "do_POST", "_text", "_is_ours"])
+def test_a_wrong_handler_is_seen(server, errors, method, monkeypatch):
+    """The same requests find a handler that is wrong, or the test above would be blind."""
+
+    def wrong(self):
+        raise KeyError("wrong on purpose")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Handler, method, wrong)
+        storm(server.server_port, 50)
+    settle(server)
+    seen, errors[:] = list(errors), []
+    assert len(seen) > 5
+    assert all(re.fullmatch(r"error .*: KeyError: 'wrong on purpose' \(.*test_server.py, line \d+\)", e) for e in seen)
+
+
+def test_who_breaks_off_is_not_reported(server, errors):
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as raw:
+            raw.sendall(b"GET / HTTP/1.1\r\nHost: localhost:%d\r\n\r\n" % server.server_port)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closing it resets it
+    settle(server)
+    assert errors == []
+
+
+def test_errors_go_to_the_terminal_by_default(capfd):
+    with Server(Page((random_trace(),)), read) as found:
+        try:
+            raise ValueError("a")
+        except ValueError:
+            found.handle_error(None, None)
+    assert "error in the explorer's server: ValueError: a (" in capfd.readouterr().err

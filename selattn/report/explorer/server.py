@@ -7,7 +7,9 @@ it names an Origin, that must be this server, too. Requests are small, and model
 from __future__ import annotations
 
 import json
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -21,6 +23,11 @@ MOST_BODY = 256 * 1024  # bytes of a request
 SECONDS = 15  # that a silent connection is kept
 
 
+def to_terminal(line: str) -> None:
+    """Print a line about an error where the server runs."""
+    print(line, file=sys.stderr, flush=True)
+
+
 class Server(ThreadingHTTPServer):
     """Serves a page, and new ones for the texts that are typed into it.
 
@@ -28,14 +35,23 @@ class Server(ThreadingHTTPServer):
         page: the first one.
         read: makes a page of a text.
         port: 0 takes any that is free; `server_port` says which.
+        report: is told, in one line, of each error that is no refusal and no connection that broke off.
     """
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128  # with socketserver's 5, a burst waits a second and longer for its connections
 
-    def __init__(self, page: Page, read: Callable[[str], Page], port: int = 0) -> None:
+    def __init__(
+        self,
+        page: Page,
+        read: Callable[[str], Page],
+        port: int = 0,
+        report: Callable[[str], None] = to_terminal,
+    ) -> None:
         self.page = page.html(serve=True).encode()
         self.read = read
+        self.report = report
         self.alone = threading.Lock()
         try:
             super().__init__((ADDRESS, port), Handler)
@@ -50,7 +66,17 @@ class Server(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks off is no matter."""
+        """Report what a handler raised, unless the connection broke off or fell silent: then nobody waits."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, ConnectionError | TimeoutError):
+            self.report(_line(error))
+
+
+def _line(error: BaseException) -> str:
+    """What went wrong and where, in one line."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    what = " ".join(traceback.format_exception_only(error)[-1].split())
+    return f"error in the explorer's server: {what} ({place.filename}, line {place.lineno})"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -82,10 +108,11 @@ class Handler(BaseHTTPRequestHandler):
         try:
             with self.server.alone:
                 header, blobs = self.server.read(text).parts(serve=True)
+            body = json.dumps({"header": header, "blobs": blobs}).encode()
         except SelattnError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
-        self._answer(HTTPStatus.OK, "application/json", json.dumps({"header": header, "blobs": blobs}).encode())
+        self._answer(HTTPStatus.OK, "application/json", body)
 
     def _is_ours(self) -> bool:
         """Whether it comes from our own page or from a program of this machine; answered if not."""
@@ -139,4 +166,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing is logged: texts are private."""
+        """Log no request: texts are private."""
