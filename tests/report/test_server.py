@@ -21,6 +21,8 @@ from tests.report.traces import random_trace
 def read(text):
     if text == "bad":
         raise SelattnError("the text is bad")
+    if text == "fails":
+        raise ConnectionError("two\nlines")  # of a model's own, not of the browser's
     return Page((random_trace(size=4, layers=1, model=text),))
 
 
@@ -169,6 +171,18 @@ def test_a_wrong_handler_is_seen(server, errors, method, monkeypatch):
     seen, errors[:] = list(errors), []
     assert len(seen) > 5
     assert all(re.fullmatch(r"error .*: KeyError: 'wrong on purpose' \(.*test_server.py, line \d+\)", e) for e in seen)
+
+
+def test_an_error_of_the_model_is_answered_and_reported(server, errors):
+    status, body, _ = post(server, "fails")
+    assert (status, json.loads(body)) == (
+        500,
+        {"error": "the model failed on this text (ConnectionError); the server's terminal says more"},
+    )
+    (line,), errors[:] = list(errors), []
+    assert "ConnectionError: two lines" in line
+    assert "\n" not in line
+    assert post(server, "lives")[0] == 200
 
 
 def test_who_breaks_off_is_not_reported(server, errors):

@@ -112,6 +112,11 @@ class Handler(BaseHTTPRequestHandler):
         except SelattnError as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
             return
+        except Exception as error:  # whatever a model raises, the next text may do
+            self.server.report(_line(error))
+            why = f"the model failed on this text ({type(error).__name__}); the server's terminal says more"
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, why)
+            return
         self._answer(HTTPStatus.OK, "application/json", body)
 
     def _is_ours(self) -> bool:
