@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import SelectingForm
+from selattn.models.splitting import check_loading
 from selattn.models.zoo import from_zoo
 
 
@@ -37,11 +38,7 @@ class SelectivePreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """As in transformers, also of `zoo:NAME`; from safetensors only, since other formats can run code when read."""
-        if kwargs.setdefault("use_safetensors", True) is not True:
-            raise SelattnError("selattn reads weights from safetensors only: leave use_safetensors out")
-        across = kwargs.get("distributed_config") or {}
-        for given in (kwargs, across if isinstance(across, dict) else vars(across)):
-            _refuse_splitting(given)
+        check_loading(kwargs)
         return super().from_pretrained(from_zoo(pretrained_model_name_or_path), *args, **kwargs)
 
     def _init_weights(self, module: Any) -> None:
@@ -79,11 +76,3 @@ class SelectivePreTrainedModel(PreTrainedModel):
             )
         plain = functools.partial(gradient_checkpointing_func, use_reentrant=False)
         super()._set_gradient_checkpointing(enable, plain, *args, **kwargs)
-
-
-def _refuse_splitting(given: dict[str, Any]) -> None:
-    """Sharding (FSDP2) gathers a layer's weights before it runs; to cut a layer or the model up is another thing."""
-    if given.get("tp_plan") or (given.get("tp_size") or 1) > 1:
-        raise SelattnError("tensor parallelism would give each rank a selecting head of its own: leave it out")
-    if (given.get("pp_size") or 1) > 1:
-        raise SelattnError("selattn models cannot be split into the stages of a pipeline: leave pp_size out")

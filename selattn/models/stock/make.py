@@ -9,6 +9,7 @@ from torch import nn
 
 from selattn.errors import SelattnError
 from selattn.models.form import NewForm
+from selattn.models.splitting import check_whole
 from selattn.models.stock.classes import config_class, family_of_config, model_class
 from selattn.models.stock.families import family_of
 from selattn.models.stock.form import drop_forms, form_sizes
@@ -41,9 +42,9 @@ def make_selective(
     """
     if _is_selective(model):
         raise SelattnError(f"{type(model).__name__} is selective already: use make_standard(model) first")
+    if isinstance(model, nn.Module):
+        check_whole(model)
     family = family_of(model)
-    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
-        raise SelattnError("tensor parallelism would give each rank a selecting head of its own: load the model whole")
     chosen = _settings(model.config, selection, strength, settings)
     config = copy.deepcopy(model.config)
     config.__class__ = config_class(family)

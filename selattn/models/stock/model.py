@@ -17,6 +17,7 @@ from selattn.models.kinds import AttentionKind
 from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
 from selattn.models.outputs import selective_output
 from selattn.models.seam import Description, LayerView, end_tokens
+from selattn.models.splitting import check_loading
 from selattn.models.stock.attention import NAME, PASS, Pass
 from selattn.models.stock.classes import family_of_config
 from selattn.models.stock.families import layer_windows
@@ -36,6 +37,12 @@ class StockBase(Evicting, PrunedGeneration):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # of the class that stands behind it
         self.equip()
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """As in transformers; from safetensors only, and whole or sharded by FSDP2, but not cut up."""
+        check_loading(kwargs)
+        return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
 
     def equip(self) -> None:
         """Add what a selective model has beside the stock one."""
