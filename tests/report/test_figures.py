@@ -3,12 +3,13 @@
 import re
 
 import pytest
+from matplotlib.figure import Figure
 
 from selattn.errors import SelattnError
 from selattn.pruning import Step
 from selattn.report.figure import save_figure, shades
 from selattn.report.search_path import draw_path
-from selattn.report.tradeoff import draw_tradeoff
+from selattn.report.tradeoff import draw_tradeoff, panels_of_tradeoff
 
 PATH = [
     Step(0, None, (16, 16), 2.0, 1.0),
@@ -64,14 +65,19 @@ def test_a_name_is_no_formula(tmp_path):
     assert r"$\half$ of it" in words((tmp_path / "curve.svg").read_text())
 
 
-def test_several_seeds_have_a_band(tmp_path):
+def test_several_seeds_have_a_band():
     plain, seeds = record(2.0, 2.05, 2.4), record(2.0, 2.05, 2.4)
     for point in seeds["curves"][0]["points"]:
-        point["losses"] = {"text": [point["loss"]["text"] - 0.1, point["loss"]["text"] + 0.1]}
-    for name, data in (("plain", plain), ("seeds", seeds)):
-        draw_tradeoff(tmp_path / f"{name}.svg", data)
-    drawn = [(tmp_path / f"{name}.svg").read_text() for name in ("plain", "seeds")]
-    assert ["FillBetween" in text for text in drawn] == [False, True]
+        point["losses"] = {"text": [point["loss"]["text"] - 0.1, point["loss"]["text"] + 0.2]}
+    found = []
+    for data in (plain, seeds):
+        figure = Figure()
+        panels_of_tradeoff(figure, data)
+        found.append(figure.axes[0].collections)
+    assert len(found[0]) == 0
+    (band,) = found[1]
+    corners = {(round(x, 6), round(y, 6)) for x, y in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(32, 1.9), (32, 2.2), (16, 1.95), (16, 2.25), (8, 2.3), (8, 2.6)}
 
 
 def test_the_trade_off(tmp_path):

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from selattn import plot
@@ -36,6 +37,13 @@ def test_the_page_shows_them_all_and_nothing_else_lies_there():
 
 def test_the_records_draw_their_pictures_again():
     folder = ROOT / IMAGES / "records"
-    assert plot.tokens(Trace.load(folder / "assignment.json"), position=33).axes
-    assert plot.words(Trace.load(folder / "words.json")).axes
-    assert plot.masking_mean(MeanF.load(folder / "mean.json")).axes
+    assignment, words = Trace.load(folder / "assignment.json"), Trace.load(folder / "words.json")
+    for figure, shown, layers in (
+        (plot.tokens(assignment, position=33), 34, assignment.layers),
+        (plot.words(words), words.size, words.layers),
+    ):
+        assert [len(axes.texts) for axes in figure.axes] == [shown] * layers
+    mean = MeanF.load(folder / "mean.json")
+    drawn = [axes.images[0].get_array().filled(0) for axes in plot.masking_mean(mean).axes if axes.images]
+    assert len(drawn) == mean.layers
+    assert all(np.array_equal(found, mean.F(layer)) for layer, found in enumerate(drawn))

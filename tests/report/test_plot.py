@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgb
 
 import selattn
 from selattn import plot
@@ -15,7 +16,7 @@ from selattn.errors import SelattnError
 from selattn.report.figure import write_figure
 from selattn.report.mean import MeanF
 from selattn.report.packed import pack_rising
-from selattn.report.plot.style import balanced, cells, label, lines
+from selattn.report.plot.style import FAINT, GREEN, INK, balanced, cells, label, lines
 from selattn.report.plot.text import DARKEST
 from selattn.report.plot.training import kept_by_layer, losses_of_log
 from tests.report.traces import random_trace
@@ -35,6 +36,12 @@ def by_gid(axes, kind):
         if name == kind:
             found[int(place)] = artist
     return found
+
+
+def outline(band):
+    """The corners of a band, once each and in order."""
+    (path,) = band.get_paths()
+    return sorted({(round(float(x), 9), round(float(y), 9)) for x, y in path.vertices})
 
 
 def test_it_is_public():
@@ -63,9 +70,20 @@ def test_tokens(position):
 
 def test_words():
     trace = random_trace(size=40)
-    for layer, axes in enumerate(plot.words(trace).axes):
-        for place, box in by_gid(axes, "left").items():
-            assert box.get_facecolor()[3] / DARKEST == pytest.approx(np.exp(-trace.F(layer)[-1, place]), abs=1e-6)
+    figure = plot.words(trace)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["layer 0", "layer 1", "layer 2"]
+    for layer, axes in enumerate(figure.axes):
+        left, lit = np.exp(-trace.F(layer)[-1]), by_gid(axes, "left")
+        assert sorted(lit) == list(range(40))
+        drawn = np.array([lit[place].get_facecolor() for place in range(40)])
+        assert drawn[:, 3] / DARKEST == pytest.approx(left, abs=1e-6)
+        assert np.allclose(drawn[:, :3], to_rgb(GREEN))
+        assert [text.get_text() for text in axes.texts] == ["<s>", *(f"w{i}" for i in range(1, 40))]
+        assert [text.get_color() for text in axes.texts] == [INK if share > 0.1 else FAINT for share in left]
+        assert {text.get_color() for text in axes.texts} == {INK, FAINT}
+        for text, box in zip(axes.texts, (lit[place] for place in range(40)), strict=True):
+            assert text.get_position()[0] == box.get_x()
+    assert [axes.get_title(loc="left") for axes in plot.words(trace, layers=[1]).axes] == ["layer 1"]
 
 
 def test_masking():
@@ -90,6 +108,7 @@ def mean(seed, layers=2, size=6):
 def test_means():
     one, two = mean(0), mean(1)
     drawn = images(plot.masking_mean(one))
+    assert list(drawn) == ["layer 0", "layer 1"]
     assert all(np.array_equal(drawn[f"layer {layer}"].filled(0), one.F(layer)) for layer in range(2))
     both = [axes.images[0].get_array().filled(0) for axes in plot.stability(one, two).axes if axes.images]
     for found, (run, layer) in zip(both, [(run, layer) for run in (one, two) for layer in range(2)], strict=True):
@@ -102,9 +121,12 @@ def test_means():
 def test_kept(run):
     trace = random_trace()
     figure = plot.kept(trace, run=run)
-    for layer, drawn in enumerate(images(figure).values()):
+    found, budget = images(figure), trace.runs[run]["budgets"][0]
+    assert list(found) == [f"layer {layer}, K = {budget}" for layer in range(3)]
+    for layer, drawn in enumerate(found.values()):
         assert np.array_equal(drawn.filled(0) > 0, trace.kept(layer, run))
-    factor = 12 / trace.runs[run]["budgets"][0]
+        assert 0 < (drawn.filled(0) > 0).sum() < 12 * 13 / 2
+    factor = 12 / budget
     assert f"{factor:.1f} times less memory" in figure.get_suptitle()
     with pytest.raises(SelattnError, match="0 runs with budgets"):
         plot.kept(random_trace(runs=False))
@@ -124,13 +146,28 @@ def test_attention(layers):
 
 
 def test_tradeoff():
+    """Lines are means over seeds, bands reach from the least to the most, and the baseline is a level."""
     record = json.loads((ROOT / "results" / "tradeoff.json").read_text())
     figure = plot.tradeoff(record)
-    for axes, text in zip(figure.axes, record["texts"], strict=False):
+    assert [axes.get_title(loc="left") for axes in figure.axes] == list(record["texts"])
+    for axes, text in zip(figure.axes, record["texts"], strict=True):
         drawn = {line.get_label(): line.get_xydata() for line in axes.lines}
+        base = record["baseline"]
+        assert np.allclose(drawn.pop(f"{base['name']}, whole cache")[:, 1], base["loss"][text])
+        assert {name for name in drawn if not name.startswith("_")} == {curve["name"] for curve in record["curves"]}
+        expected = []
         for curve in record["curves"]:
             points = sorted(curve["points"], key=lambda point: -point["kv_size"])
             assert np.allclose(drawn[curve["name"]], [(point["kv_size"], point["loss"][text]) for point in points])
+            if len(points) > 1:
+                expected.append(
+                    sorted((point["kv_size"], loss(point["losses"][text])) for point in points for loss in (min, max))
+                )
+        assert len(expected) > 1
+        for band, corners in zip(axes.collections, expected, strict=True):
+            assert np.allclose(outline(band), corners)
+        (above,) = axes.child_axes
+        assert above.xaxis.get_major_formatter()(32, 0) == f"{record['context'] / 32:.3g}"
     with pytest.raises(SelattnError, match="eval --curve"):
         plot.tradeoff({"runs": []})
 
@@ -143,6 +180,7 @@ def test_search():
     assert np.allclose(path.get_xydata(), [(step["factor"], step["loss"]) for step in record["path"]])
     assert np.allclose(best.get_xydata(), [(record["memory_factor"], record["search_loss"])])
     assert limit.get_ydata()[0] == record["search_limit"]
+    assert [line.get_label() for line in bottom.lines[:-1]] == [str(layer) for layer in range(len(record["budgets"]))]
     for layer, line in enumerate(bottom.lines[:-1]):
         assert np.allclose(line.get_xdata(), factors)
         assert line.get_ydata().tolist() == [step["budgets"][layer] for step in record["path"]]
@@ -184,8 +222,11 @@ def test_curves():
     record = {"runs": [run("standard", 3.0), run("standard", 3.2, seed=1), run("selective", 2.0)]}
     axes = plot.curves(record).axes[0]
     drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    assert list(drawn) == ["standard (2 seeds)", "selective"]
     assert np.allclose(drawn["standard (2 seeds)"], [(1, 4.1), (2, 3.6), (4, 3.35)])
     assert np.allclose(drawn["selective"], [(1, 3.0), (2, 2.5), (4, 2.25)])
+    (band,) = axes.collections
+    assert np.allclose(outline(band), [(1, 4.0), (1, 4.2), (2, 3.5), (2, 3.7), (4, 3.25), (4, 3.45)])
     with pytest.raises(SelattnError, match="no record has a loss"):
         plot.curves({"runs": []})
 
@@ -258,6 +299,7 @@ def test_no_text_lies_over_another():
     """Blocks of text are laid out by hand: no two tokens of a line meet."""
     trace = random_trace(size=200)
     axes = plot.tokens(trace, layers=[0]).axes[0]
+    assert len(by_gid(axes, "attention")) == 200
     boxes = sorted((patch.get_y(), patch.get_x(), patch.get_width()) for patch in by_gid(axes, "attention").values())
     for (y, x, width), (next_y, next_x, _) in itertools.pairwise(boxes):
         assert next_y > y or next_x >= x + width - 0.31
