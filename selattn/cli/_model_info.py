@@ -27,6 +27,8 @@ def collect(name: str) -> dict[str, dict[str, Any]]:
     files = [file for file in found.format.files(folder) if file.suffix != ".json"]
     if files:
         found.check()
+    if found.reads_text:
+        _ = found.tokenizer  # which says so if it does not fit
     facts: dict[str, dict[str, Any]] = {
         "model": {
             "folder": str(folder),

@@ -190,7 +190,8 @@ class Loaded:
 
     def check(self) -> None:
         """Raise unless the weights are whole, without loading them."""
-        self.format.check(self.folder, self.config)
+        with quiet():
+            self.format.check(self.folder, self.config)
 
     def check_saving(self) -> None:
         """Raise if `save_pruned` cannot save it."""

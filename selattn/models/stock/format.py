@@ -64,21 +64,13 @@ class StockFormat:
             return model_class(family_of_config(config))(config)
 
     def check(self, folder: Path, config: Any) -> None:
-        """Whether the files can be read. Names are checked when a model is loaded, which translates old ones."""
-        read_headers(folder)
+        """By transformers, which knows older names of weights, on the device `meta`: only headers are read."""
+        _read(folder, dtype="auto", device_map="meta")
 
     def model(self, folder: Path, dtype: torch.dtype | None) -> Any:
         """The model with all its weights; a stock one with the evicting cache."""
-        self.check(folder, self.config(folder))
-        options: Any = {"dtype": "auto" if dtype is None else dtype, "use_safetensors": True}
-        try:
-            found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
-        except Exception as error:  # a weight that cannot be read, whatever library says so
-            raise SelattnError(f"cannot read the weights in {folder}: {first_line(error)}") from error
-        model, told = found
-        for kind, what in _FAULTS.items():
-            if names := sorted(map(str, told.get(kind) or ())):
-                raise SelattnError(f"{folder} {what.format(len(names))}, such as {names[0]}: save it again")
+        self.config(folder)
+        model = _read(folder, dtype="auto" if dtype is None else dtype)
         if model.config.model_type.startswith(SELECTIVE):
             return model
         return make_selective(model, selection=None, cache_policy=STOCK_POLICY)
@@ -89,13 +81,7 @@ class StockFormat:
 
     def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
         """What lies beside the weights. Models may know more tokens than their tokenizers, and never fewer."""
-        found = read_tokenizer(folder)
-        if found.vocab_size > vocab_size:
-            raise SelattnError(
-                f"the tokenizer in {folder} has {found.vocab_size} tokens, and its model knows {vocab_size}: "
-                "put the one there that the model was trained with"
-            )
-        return found
+        return fitting(read_tokenizer(folder), folder, vocab_size)
 
     def files(self, folder: Path) -> list[Path]:
         """The weights, then the config."""
@@ -110,3 +96,28 @@ class StockFormat:
         model.save_pretrained(to)
         if self.has_tokenizer(folder):
             self.tokenizer(folder, model.config.vocab_size).save_pretrained(to)
+
+
+def fitting(found: Tokenizer, where: Path, vocab_size: int) -> Tokenizer:
+    """The same tokenizer, if a model with so many tokens can read what it writes."""
+    if found.vocab_size > vocab_size:
+        raise SelattnError(
+            f"the tokenizer in {where} has {found.vocab_size} tokens, and its model knows {vocab_size}: "
+            "put the one there that the model was trained with"
+        )
+    return found
+
+
+def _read(folder: Path, **options: Any) -> Any:
+    """What transformers loads from the folder; one line unless its weights are those of the config's model."""
+    read_headers(folder)
+    options |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # so that these are named, and refused below
+    try:
+        found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    except Exception as error:  # a weight that cannot be read, whatever library says so
+        raise SelattnError(f"cannot read the weights in {folder}: {first_line(error)}") from error
+    model, told = found
+    for kind, what in _FAULTS.items():
+        if names := sorted(key if isinstance(key, str) else str(key[0]) for key in told.get(kind) or ()):
+            raise SelattnError(f"{folder} {what.format(len(names))}, such as {names[0]}: save it again")
+    return model

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from selattn.errors import SelattnError
 from selattn.models.stock.classes import config_class
 from selattn.models.stock.families import FAMILIES
-from selattn.models.stock.format import STOCK_POLICY, StockFormat
+from selattn.models.stock.format import STOCK_POLICY, StockFormat, fitting
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.settings import StockSettings
 from selattn.models.tokenizer import Tokenizer
@@ -55,7 +55,7 @@ class GgufFormat(StockFormat):
 
     def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
         """The tokenizer that the file holds."""
-        return Tokenizer(_read(AutoTokenizer, folder), folder)
+        return fitting(Tokenizer(_read(AutoTokenizer, folder), folder), folder, vocab_size)
 
     def files(self, folder: Path) -> list[Path]:
         """The one file, which holds everything."""

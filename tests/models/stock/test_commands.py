@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
@@ -66,16 +67,20 @@ def test_every_command_takes_it(kind, tmp_path, capsys):
     assert json.loads((tmp_path / "pruned" / "budgets.json").read_text())["budgets"]
 
 
-def cut(found):
-    """Take a weight away."""
+def cut(found, to=None):
+    """Take a weight away, or give it another shape."""
     for file in sorted(found.glob("*.safetensors")):
         weights = load_file(file)
-        if weights.pop("model.norm.weight", None) is not None:
-            save_file(weights, file, metadata={"format": "pt"})
-            index = found / "model.safetensors.index.json"
-            told = json.loads(index.read_text())
+        if weights.pop("model.norm.weight", None) is None:
+            continue
+        index = found / "model.safetensors.index.json"
+        told = json.loads(index.read_text())
+        if to is None:
             del told["weight_map"]["model.norm.weight"]
-            index.write_text(json.dumps(told))
+        else:
+            weights["model.norm.weight"] = to
+        save_file(weights, file, metadata={"format": "pt"})
+        index.write_text(json.dumps(told))
 
 
 def foreign(here):
@@ -86,11 +91,12 @@ def foreign(here):
 
 
 FAULTS = {
-    "foreign": ("is of a model of type 'bert', which is not understood", ("info", "generate", "eval", "prune")),
-    "crossed": ("with cross-attention is not understood", ("info", "generate", "eval", "prune")),
-    "missing": ("lacks 1 of its model's weights, such as model.norm.weight", ("generate", "eval", "prune")),
-    "tokenizer": ("has 273 tokens, and its model knows 263", ("generate", "eval", "prune")),
-    "code": ("asks for code of its own (auto_map), which is not run", ("info", "generate", "eval", "prune")),
+    "foreign": "is of a model of type 'bert', which is not understood",
+    "crossed": "with cross-attention is not understood",
+    "missing": "lacks 1 of its model's weights, such as model.norm.weight",
+    "shape": "has 1 weights of another shape than its config says, such as model.norm.weight",
+    "tokenizer": "has 273 tokens, and its model knows 263",
+    "code": "asks for code of its own (auto_map), which is not run",
 }
 
 
@@ -104,16 +110,17 @@ def test_one_clear_line(fault, tmp_path, capsys):
     else:
         found = folder(tmp_path, tokens=10 * (fault == "tokenizer"))
     config = found / "config.json"
-    if fault == "missing":
-        cut(found)
+    if fault in ("missing", "shape"):
+        cut(found, None if fault == "missing" else torch.ones(5))
     if fault == "code":
         config.write_text(config.read_text().replace("{", '{"auto_map": {"AutoModel": "x.py"},', 1))
-    why, refusing = FAULTS[fault]
+    out = tmp_path / "converted"
+    words = ["convert", str(found), "--data", str(tmp_path / "text.txt"), "--validation", "0.5", "--out", str(out)]
     capsys.readouterr()  # what saving said
-    for name, words in commands(str(found), tmp_path).items():
-        if name in refusing:
-            assert main(words) == 2, name
-            told = capsys.readouterr().err.strip().splitlines()
-            assert len(told) == 1, told
-            assert why in told[0]
+    for name, command in {**commands(str(found), tmp_path), "convert": words}.items():
+        assert main(command) == 2, name
+        told = capsys.readouterr().err.strip().splitlines()
+        assert len(told) == 1, told
+        assert FAULTS[fault] in told[0]
     assert not (tmp_path / "pruned").exists()
+    assert not out.exists()
