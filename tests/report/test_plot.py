@@ -13,7 +13,7 @@ from matplotlib.colors import to_rgb
 import selattn
 from selattn import plot
 from selattn.errors import SelattnError
-from selattn.report.figure import write_figure
+from selattn.report.figure import MARKERS, write_figure
 from selattn.report.mean import MeanF
 from selattn.report.packed import pack_rising
 from selattn.report.plot.style import FAINT, GREEN, INK, balanced, cells, label, lines
@@ -211,7 +211,7 @@ def run(kind, loss, seed=0, size=192, heads=3, context=512, parameters=2_000_000
     return {
         "run": kind,
         "seed": seed,
-        "config": {"model": model, "data": {"context": context}},
+        "config": {"model": model, "data": {"context": context, "source": "book"}, "schedule": {"steps": 4000}},
         "parameters": parameters,
         "evaluation": {"validation": {"loss": loss}},
         "evaluations": [{"step": step, "validation": {"loss": loss + 1 / step}} for step in (1, 2, 4)],
@@ -231,7 +231,22 @@ def test_curves():
         plot.curves({"runs": []})
 
 
+def points(axes):
+    """What is drawn: (kind of attention, line style, points) of each line, and the ends of the bars."""
+    kinds = {line.get_color(): line.get_label() for line in axes.lines if not line.get_label().startswith("_")}
+    found, bars = [], []
+    for line in axes.lines:
+        if line.get_marker() in MARKERS and len(line.get_xdata()):
+            drawn = [(float(x), round(float(y), 6)) for x, y in line.get_xydata()]
+            found.append((kinds[line.get_color()], line.get_linestyle(), drawn))
+    for collection in axes.collections:
+        for path in collection.get_paths():
+            bars.append([(float(x), round(float(y), 6)) for x, y in path.vertices])
+    return found, bars
+
+
 def test_scaling():
+    """Size, context and heads have a panel each; a run stands only where it is alike with a line."""
     runs = [
         *(run(kind, loss, size=size, heads=size // 64, parameters=size * 1000)
           for kind, size, loss in (("standard", 128, 3.0), ("standard", 256, 2.5), ("selective", 128, 2.8))),
@@ -240,21 +255,54 @@ def test_scaling():
         run("standard", 2.9, size=128, heads=4, parameters=150_000),
     ]  # fmt: skip
     figure = plot.scaling({"runs": runs})
-    panels = {axes.get_xlabel(): axes for axes in figure.axes}
-    assert list(panels) == ["parameters, millions", "context size, tokens", "attention heads"]
-
-    def line(axes, *points):
-        return any(
-            np.allclose(sorted(line.get_xydata().tolist()), points) for line in axes.lines if len(line.get_xdata()) == 2
-        )
-
-    assert line(panels["parameters, millions"], (0.128, 3.2), (0.256, 2.5))
-    assert line(panels["context size, tokens"], (512, 3.2), (1024, 2.2))
-    assert line(panels["attention heads"], (2, 3.2), (4, 2.9))
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "parameters, millions",
+        "context size, tokens",
+        "attention heads",
+    ]
+    for axes, title, at, drawn in zip(
+        figure.axes,
+        ["512 tokens, heads of size 64", "width 128, 3 layers, 2 heads", "width 128, 3 layers, 512 tokens"],
+        [0.128, 512, 2],
+        [[(0.128, 3.2), (0.256, 2.5)], [(512, 3.2), (1024, 2.2)], [(2, 3.2), (4, 2.9)]],
+        strict=True,
+    ):
+        found, bars = points(axes)
+        assert found == [("standard", "-", drawn), ("selective", "None", [(at, 2.8)])]
+        assert bars == [[(at, 3.0), (at, 3.4)]]
+        assert axes.get_title(loc="left") == title
+        assert axes.get_xticks().tolist() == [x for x, _ in drawn]
+    assert [text.get_text() for text in figure.legends[0].texts] == ["standard", "selective"]
     with pytest.raises(SelattnError, match="size, context, heads"):
         plot.scaling({"runs": runs}, against=["depth"])
     with pytest.raises(SelattnError, match="no training runs"):
         plot.scaling({})
+
+
+def test_scaling_draws_what_it_is_given():
+    """One kind of axis is one panel; heads of another size are a size all the same; lines of several kinds are told."""
+    small, large = (
+        run("standard", 3.0 - size / 1000, size=size, heads=size // 32, parameters=size * 1000) for size in (64, 128)
+    )
+    (axes,) = plot.scaling({"runs": [small, large]}).axes
+    assert axes.get_xlabel() == "parameters, millions"
+    assert points(axes)[0] == [("standard", "-", [(0.064, 2.936), (0.128, 2.872)])]
+    longer = [
+        run("standard", 2.0, size=size, heads=size // 32, parameters=size * 1000, context=1024) for size in (64, 128)
+    ]
+    size, context = plot.scaling({"runs": [small, large, *longer]}).axes
+    assert [style for _, style, _ in points(size)[0]] == ["-", "--"]
+    words = [text.get_text() for text in size.get_legend().texts]
+    assert words == ["512 tokens, heads of size 32", "1,024 tokens, heads of size 32"]
+    assert context.get_xlabel() == "context size, tokens"
+    trained = [{**each, "config": {**each["config"], "schedule": {"steps": 9}}} for each in longer]
+    (axes,) = plot.scaling({"runs": [small, large, *trained]}).axes  # those trained otherwise are on no line with them
+    assert [text.get_text() for text in axes.get_legend().texts] == [
+        "512 tokens, heads of size 32, 4,000 steps of book",
+        "1,024 tokens, heads of size 32, 9 steps of book",
+    ]
+    (axes,) = plot.scaling({"runs": [small]}).axes
+    assert points(axes)[0] == [("standard", "None", [(0.064, 2.936)])]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator, StrMethodFormatter
 
 from selattn.errors import SelattnError
@@ -17,22 +19,49 @@ from selattn.report.tradeoff import panels_of_tradeoff
 
 Record = Mapping[str, Any]
 
-# What a loss is drawn against: the axis, the value, and what must be equal for two points to be on one line.
-_AGAINST: dict[str, tuple[str, Callable[[Record], float], Callable[[Record], Any]]] = {
-    "size": (
+LINES: Any = ("-", "--", ":", "-.")  # of runs that differ in what a panel keeps fixed
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """What a loss is drawn against.
+
+    Attributes:
+        label: of the axis.
+        value: of a run.
+        fixed: what runs of one line have in common, beside the kind of attention and the training.
+        words: says what is fixed.
+    """
+
+    label: str
+    value: Callable[[Record], float]
+    fixed: Callable[[Record], tuple[float, ...]]
+    words: str
+
+    def alike(self, run: Record) -> Any:
+        """Equal for runs that are alike in all but the value."""
+        data, schedule = run["config"].get("data", {}), run["config"].get("schedule", {})
+        return self.fixed(run), data.get("source"), data.get("vocabulary"), schedule.get("steps")
+
+
+_AGAINST = {
+    "size": _Axis(
         "parameters, millions",
         lambda run: run["parameters"] / 1e6,
-        lambda run: (_context(run), _heads(run) * 64 - _model(run).get("hidden_size", 0)),
+        lambda run: (_context(run), _width(run) / _heads(run)),
+        "{:,.0f} tokens, heads of size {:g}",
     ),
-    "context": (
+    "context": _Axis(
         "context size, tokens",
         lambda run: _context(run),
-        lambda run: (_model(run).get("hidden_size"), _model(run).get("num_hidden_layers"), _heads(run)),
+        lambda run: (_width(run), _layers(run), _heads(run)),
+        "width {:,.0f}, {:.0f} layers, {:.0f} heads",
     ),
-    "heads": (
+    "heads": _Axis(
         "attention heads",
         lambda run: _heads(run),
-        lambda run: (_model(run).get("hidden_size"), _model(run).get("num_hidden_layers"), _context(run)),
+        lambda run: (_width(run), _layers(run), _context(run)),
+        "width {:,.0f}, {:.0f} layers, {:,.0f} tokens",
     ),
 }
 
@@ -88,7 +117,8 @@ def scaling(
 ) -> Figure:
     """Loss against model size, context size and number of heads: a panel for each that differs between the runs.
 
-    A point is a mean over seeds, a bar reaches from the least to the most; a line joins runs alike in all else.
+    A point is a mean over seeds, a bar reaches from the least to the most; a line joins runs alike in all else, and a
+    panel says what is fixed in it. Runs that are alike with no line are left to the other panels.
     """
     runs = [run for record in records for run in _runs(record) if name in run.get("evaluation", {})]
     if not runs:
@@ -103,8 +133,7 @@ def scaling(
     for axes, what in zip(panels, chosen, strict=True):
         _scaling_panel(axes, runs, labels, what, name)
     panels[0].set_ylabel(f"{name.replace('_', ' ')} loss, nats per token")
-    handles, shown = panels[0].get_legend_handles_labels()
-    figure.legend(handles, shown, loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     if title:
         heading(figure, title)
     return figure
@@ -112,41 +141,65 @@ def scaling(
 
 def _differs(runs: Sequence[Record], what: str) -> bool:
     """Whether some runs differ in this and are alike in all else."""
-    _, value, alike = _AGAINST[what]
-    groups: dict[Any, set[float]] = {}
+    return bool(_with_lines(runs, _AGAINST[what]))
+
+
+def _with_lines(runs: Sequence[Record], axis: _Axis) -> list[Any]:
+    """What runs that make up a line have in common, a line each."""
+    groups: dict[Any, dict[str, set[float]]] = {}
     for run in runs:
-        groups.setdefault((_attention(run), alike(run)), set()).add(value(run))
-    return any(len(values) > 1 for values in groups.values())
+        groups.setdefault(axis.alike(run), {}).setdefault(_attention(run), set()).add(axis.value(run))
+    return [alike for alike, kinds in groups.items() if any(len(values) > 1 for values in kinds.values())]
 
 
 def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], what: str, name: str) -> None:
-    title, value, alike = _AGAINST[what]
-    places = sorted({value(run) for run in runs})
+    axis = _AGAINST[what]
+    groups = _with_lines(runs, axis) or list(dict.fromkeys(axis.alike(run) for run in runs))
+    shown = [run for run in runs if axis.alike(run) in groups]
     for number, label in enumerate(labels):
-        own = [run for run in runs if _attention(run) == label]
-        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
-        style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5}
-        for line, group in enumerate(dict.fromkeys(alike(run) for run in own)):
+        style: dict[str, Any] = {
+            "color": COLORS[number % len(COLORS)],
+            "marker": MARKERS[number % len(MARKERS)],
+            "markersize": 5,
+        }
+        axes.plot([], [], linewidth=1.3, label=label, **style)  # for the legend: not every panel has every kind
+        for line, alike in enumerate(groups):
             points: dict[float, list[float]] = {}
-            for run in own:
-                if alike(run) == group:
-                    points.setdefault(value(run), []).append(run["evaluation"][name]["loss"])
-            sizes = sorted(points)
-            means = [statistics.fmean(points[size]) for size in sizes]
-            shown = label if line == 0 else "_"
-            axes.plot(sizes, means, linestyle="-" if len(sizes) > 1 else "none", linewidth=1.3, label=shown, **style)
-            for size, mean in zip(sizes, means, strict=True):
-                if len(points[size]) > 1:
-                    low, high = mean - min(points[size]), max(points[size]) - mean
-                    axes.errorbar([size], [mean], [[low], [high]], color=color, capsize=2, linewidth=1)
+            for run in shown:
+                if _attention(run) == label and axis.alike(run) == alike:
+                    points.setdefault(axis.value(run), []).append(run["evaluation"][name]["loss"])
+            _line(axes, points, {**style, "linestyle": LINES[line % len(LINES)]})
+    words = [axis.words.format(*fixed) for fixed, *_ in groups]
+    if len({tuple(training) for _, *training in groups}) > 1:
+        words = [
+            f"{each}, {steps:,} steps of {source}" for each, (_, source, _, steps) in zip(words, groups, strict=True)
+        ]
+    axes.set_title(words[0] if len(words) == 1 else "", loc="left", fontsize=8)
+    if len(words) > 1:
+        marks = [Line2D([], [], color="0.3", linestyle=LINES[line % len(LINES)]) for line in range(len(words))]
+        axes.legend(marks, words, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=7)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(places)
+    axes.set_xticks(sorted({axis.value(run) for run in shown}))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.3g}" if x < 1000 else f"{x:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel(title)
+    axes.set_xlabel(axis.label)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.margins(x=0.15)
+
+
+def _line(axes: Axes, points: Mapping[float, Sequence[float]], style: dict[str, Any]) -> None:
+    """The means over seeds of one line, with bars where there are several seeds."""
+    sizes = sorted(points)
+    means = [statistics.fmean(points[size]) for size in sizes]
+    if len(sizes) < 2:
+        style = {**style, "linestyle": "none"}
+    if sizes:
+        axes.plot(sizes, means, linewidth=1.3, **style)
+    for size, mean in zip(sizes, means, strict=True):
+        if len(points[size]) > 1:
+            low, high = mean - min(points[size]), max(points[size]) - mean
+            axes.errorbar([size], [mean], [[low], [high]], color=style["color"], capsize=2, linewidth=1)
 
 
 def _runs(record: Record) -> list[Record]:
@@ -167,7 +220,15 @@ def _context(run: Record) -> int:
 
 
 def _heads(run: Record) -> int:
-    return int(_model(run).get("num_attention_heads", 0))
+    return int(_model(run).get("num_attention_heads", 1))
+
+
+def _layers(run: Record) -> int:
+    return int(_model(run).get("num_hidden_layers", 0))
+
+
+def _width(run: Record) -> int:
+    return int(_model(run).get("hidden_size", 0))
 
 
 def _attention(run: Record) -> str:
