@@ -129,7 +129,8 @@ class Rounding:
         self.example, self.r, self.weights = example, r, weights
         self.eps, self.own = torch.finfo(torch.float32).eps, torch.finfo(example.dtype).eps
         heads = r.query.shape[1]
-        self.size = selecting(r)[1]
+        logits, self.size = selecting(r)
+        self.selects = (logits > 0) if r.rules.selection.relu else (self.size > 0)
         self.of_f = self.eps * (F.shape[-2] ** 0.5 * F.abs() + 4 * self.size.cumsum(-2))
         self.f = F
         logits = tile.head_logits(r, tile.whole(r)).nan_to_num(0.0, 0.0, 0.0)
@@ -139,58 +140,95 @@ class Rounding:
         self.off = (4 * self.eps * (1 + top) + f + f.gather(-1, most)) * weights
 
     def floors(self):
+        """By name of a result, what its worst element may be off by.
+
+        In fp32 errors are taken to add up. Half precision rounds each weight and each gradient of a logit on its own
+        before a product: such errors add up as their squares do, or a gradient of zeros would pass.
+        """
         r, keys, shared = self.r, self.r.key.shape[2], self.r.query.shape[1] // self.r.key.shape[1]
         value = r.value.repeat_interleave(shared, 1)
-        rounded = (
-            self.own if self.example.dtype != torch.float32 else 0.0
-        )  # weights go into products in the inputs' dtype
-        summed = (self.eps * keys**0.5 + rounded) * self.weights
+        half = self.own if self.example.dtype != torch.float32 else 0.0
+        summed = self.off + self.eps * keys**0.5 * self.weights
         near = (self.of_f.clamp(max=r.rules.tau) / r.rules.tau * (self.f < r.rules.tau)).sum(-1).max()
         found = {
-            "output": ((self.off + summed) @ value.abs()).max(),
+            "output": (summed @ value.abs() + 2 * half * together(self.weights, value)).max(),
             "memory": self.eps * keys**1.5 + near,
             "final_f": (self.of_f[..., -1:, :] + 4 * self.eps * self.size.sum(-2, keepdim=True)).max(),
         }
-        return found | (self.gradients(value, shared, rounded) if "output" in self.example.upstream else {})
+        return found | (self.gradients(value, shared, half) if "output" in self.example.upstream else {})
 
-    def gradients(self, value, shared, rounded):
-        example, r, eps = self.example, self.r, self.eps
-        scale, heads = abs(r.scale), r.query.shape[1]
-        d_output = example.upstream["output"].double().abs()
-        terms = d_output @ value.abs().mT
-        mean = (self.weights * terms).sum(-1, keepdim=True)
-        d_a = self.weights * (terms + mean)
-        d_logits = self.off * terms + (self.off + self.own * self.weights) * mean + (rounded + 4 * eps) * d_a
-        d_f = d_a.unflatten(1, (self.f.shape[1], -1)).sum(2)
-        off = d_logits.unflatten(1, (self.f.shape[1], -1)).sum(2)
-        if "memory" in example.upstream:
-            d_f = d_f + example.upstream["memory"][..., None].abs() / r.rules.tau
-        if "final_f" in example.upstream:
-            d_f = d_f + example.upstream["final_f"][..., None, :].abs()
-        # dS is a sum over later rows; its products are made in TF32 for half precision.
-        later = (off + 4 * eps * d_f).flip(-2).cumsum(-2).flip(-2) + rounded * d_f.flip(-2).cumsum(-2).flip(-2)
-        found = {"d initial_f": later.max()}
+    def gradients(self, value, shared, half):
+        example, r, eps, masks = self.example, self.r, self.eps, self.f.shape[1]
+        scale, weights, d_output = abs(r.scale), self.weights, example.upstream["output"].double()
 
-        def of_keys(x):  # the heads that share one add up
+        def of_mask(x):  # the heads that follow a mask add up
+            return x.unflatten(1, (masks, -1)).sum(2)
+
+        def of_keys(x):  # and those that share a key
             return x.unflatten(1, (-1, shared)).sum(2)
 
-        summed = ((shared * r.query.shape[2]) ** 0.5 * eps + rounded) * self.weights
-        found["d value"] = of_keys((self.off + summed).mT @ d_output).max()
+        # In fp32: of sizes, as all of a sum may be off to one side.
+        terms = d_output.abs() @ value.abs().mT
+        mean = (weights * terms).sum(-1, keepdim=True)
+        d_a = weights * (terms + mean)
+        off = self.off * (terms + mean) + 4 * eps * d_a
+        strength = abs(r.rules.strength)
+        d_f = strength * of_mask(d_a)
+        # In half precision: of the gradients themselves, which are rounded when they are known; and of the output,
+        # which is rounded before its product with its gradient is taken, an error for a whole row.
+        output = weights @ value
+        products = d_output @ value.mT
+        d_logits = weights * (products - (output * d_output).sum(-1, keepdim=True))
+        one = 2 * half * (output * d_output).norm(dim=-1, keepdim=True)
+        of_row = one * weights
+        rounded = 2 * half * d_logits.abs()
+        d_forgetting = strength * of_mask(d_logits)
+        if "memory" in example.upstream:
+            pull = example.upstream["memory"][..., None].double() / r.rules.tau
+            d_f, d_forgetting = d_f + pull.abs(), d_forgetting.abs() + pull.abs()
+        if "final_f" in example.upstream:
+            pull = example.upstream["final_f"][..., None, :].double()
+            d_f, d_forgetting = d_f + pull.abs(), d_forgetting.abs() + pull.abs()
+        # dS is a sum over later rows; its products are made in TF32 for half precision.
+        later = upwards(strength * of_mask(off) + 4 * eps * d_f)
+        squares = strength**2 * of_mask(rounded**2 + of_row**2) + (2 * half * d_forgetting) ** 2
+        in_half = upwards(squares).sqrt() + 2 * half * upwards(d_forgetting).abs()
+        found = {"d initial_f": (later + in_half).max()}
+        later, in_half = later * self.selects, in_half * self.selects  # of others the gradient is 0
+        summed = self.off + (shared * r.query.shape[2]) ** 0.5 * eps * weights
+        of_value = of_keys(summed.mT @ d_output.abs())
+        found["d value"] = (of_value + 2 * half * of_keys(together(weights.mT, d_output) ** 2).sqrt()).max()
         if r.selection_query is None:
+            rounded = rounded.clone()
             for s, head in enumerate(r.rules.selection.heads):
-                d_logits[:, head] += later[:, s]
+                off[:, head] += later[:, s]
+                rounded[:, head] += in_half[:, s]
         else:
             own = tile.separate_scale(r)
-            found["d selection_query"] = own * (later @ r.selection_key.abs()).max()
-            found["d selection_key"] = own * (later.mT @ r.selection_query.abs()).max()
+            found["d selection_query"] = own * product(later, in_half, r.selection_key).max()
+            found["d selection_key"] = own * product(later.mT, in_half.mT, r.selection_query).max()
         key = r.key.repeat_interleave(shared, 1)
-        found["d query"] = scale * (d_logits @ key.abs()).max()
-        found["d key"] = scale * of_keys(d_logits.mT @ r.query.abs()).max()
+        found["d query"] = scale * (product(off, rounded, key) + one * (weights @ key).abs()).max()
+        in_columns = together(of_row.mT, r.query)
+        found["d key"] = scale * of_keys(product(off.mT, rounded.mT, r.query) + in_columns).max()
         if r.bias is not None:
-            wide = d_logits.expand(*d_logits.shape[:2], *d_logits.shape[2:])
-            found["d attn_mask"] = wide.sum_to_size(r.bias.shape).max()
-        assert heads == d_logits.shape[1]
+            found["d attn_mask"] = (off + rounded + of_row).sum_to_size(r.bias.shape).max()
         return found
+
+
+def product(off, rounded, x):
+    """The error of a product with x, of errors that add up and of errors that are independent of each other."""
+    return off @ x.abs() + together(rounded, x)
+
+
+def together(rounded, x):
+    """The error of a product with x, of errors that are independent of each other."""
+    return (rounded**2 @ x**2).sqrt()
+
+
+def upwards(x):
+    """The sum over this row and all later ones."""
+    return x.flip(-2).cumsum(-2).flip(-2)
 
 
 def kinks(example, r, F):
@@ -203,14 +241,13 @@ def kinks(example, r, F):
 
 
 def moved(example, chance):
-    """The inputs and upstream gradients, each number moved by a rounding error or so, in fp64."""
-    eps, own = torch.finfo(torch.float32).eps, torch.finfo(example.dtype).eps
+    """The inputs and upstream gradients, each number moved by a few rounding errors of fp32, in fp64."""
+    amount = 4 * torch.finfo(torch.float32).eps
 
-    def move(name, x):
-        amount = own if name in ("value", "output") else 4 * eps
+    def move(x):
         return x.double() * (1 + amount * torch.randn(x.shape, generator=chance, dtype=torch.float64))
 
-    return ({name: move(name, x) for name, x in given.items()} for given in (example.inputs, example.upstream))
+    return ({name: move(x) for name, x in given.items()} for given in (example.inputs, example.upstream))
 
 
 def check(seed, backend="triton"):
