@@ -71,7 +71,7 @@ def check_gpu(*, progress: Progress = nothing) -> GpuCheck:
         seconds = time.perf_counter() - began
         found.append(Example(name, outcome.dtype, size.size, size.n, tuple(outcome.wrong), seconds))
     progress("done", len(plan), len(plan))
-    identity = selfcheck.identity(device, torch.float32)
+    identity = selfcheck.identity(device)
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     failed = sum(bool(example.wrong) for example in found)
     return GpuCheck(identity["device"], identity["driver"], identity["kernels"], memory, failed, tuple(found))

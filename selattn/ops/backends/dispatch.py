@@ -116,16 +116,16 @@ def step(request: StepRequest, backend: str | Backend) -> Tensor:
 
 def _trusted(query: Tensor) -> bool:
     """Whether "auto" may give these tokens to the GPU's kernels: they are on a CUDA device, and it has passed there."""
-    return query.device.type == "cuda" and _passed(str(query.device), str(query.dtype))
+    return query.device.type == "cuda" and _passed(str(query.device), str(query.dtype), query.shape[-1])
 
 
-def _passed(device: str, dtype: str) -> bool:
+def _passed(device: str, dtype: str, features: int) -> bool:
     """A graph that is compiled has the answer in it: the question is asked, and the check made, while it is traced."""
     if reason := TRITON.unavailable():
         selfcheck.warn_once(f"'auto' takes the slower 'chunked' on {device}: {reason}")
         return False
     found = getattr(torch, dtype.removeprefix("torch."))
-    return selfcheck.failure(torch.device(device), found, TRITON) is None
+    return selfcheck.failure(selfcheck.place_of(torch.device(device), found, features), TRITON) is None
 
 
 # What `torch.compiler.assume_constant_result` sets; to call it would import the compiler with the package.

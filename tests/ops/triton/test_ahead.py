@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from selattn.ops.backends.triton import calls, configs
+from selattn.ops.backends.triton import ahead, calls, configs
 from selattn.ops.backends.triton.ahead import compile_launches
 from selattn.utils import records
 from tools.numbers import ROOT
@@ -45,7 +45,9 @@ def test_rarer_calls_compile(name):
 
 def test_the_record_says_that_all_fit():
     """Of every card, dtype and size; and half precision needs no spills forward, for heads of 64."""
-    found = records.read_record(ROOT / "results" / "gpu_compile.json")["targets"]
+    record = records.read_record(ROOT / "results" / "gpu_compile.json")
+    assert record["kernels"] == ahead.sources(), "the kernels have changed: run `python benchmarks/gpu_compile.py`"
+    found = record["targets"]
     assert {(x["target"], x["dtype"], x["size"]) for x in found} == {
         (target, dtype, size)
         for target in (80, 86, 90, 100)

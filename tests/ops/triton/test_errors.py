@@ -93,11 +93,13 @@ def test_info_shows_what_the_self_check_found(capsys, monkeypatch, tmp_path):
     for name, value in {"is_available": True, "current_device": 0, "get_device_name": "NVIDIA A100"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    device = torch.device("cuda", 0)
-    selfcheck.remember(device, torch.float16, None)
-    selfcheck.remember(device, torch.float32, "sharp: output is off by 3, allowed 1")
+    half, single = (selfcheck.place_of(torch.device("cuda"), x, 80) for x in (torch.float16, torch.float32))
+    selfcheck.remember(half, None)
+    selfcheck.remember(single, "sharp: output is off by 3, allowed 1")
     assert main(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["self-check of the GPU kernels"]
-    assert found["NVIDIA A100 (sm_80), bfloat16"] == "not checked yet: the first use does it"
-    assert found["NVIDIA A100 (sm_80), float16"].startswith("passed on 20")
-    assert found["NVIDIA A100 (sm_80), float32"].endswith("sharp: output is off by 3, allowed 1")
+    card = "NVIDIA A100 (sm_80)"
+    assert found[f"{card}, bfloat16, heads of up to 128"] == "not checked yet: the first use does it"
+    assert found[f"{card}, float16, heads of up to 64"] == "not checked yet: the first use does it"
+    assert found[f"{card}, float16, heads of up to 128"].startswith("passed on 20")
+    assert found[f"{card}, float32, heads of up to 128"].endswith("sharp: output is off by 3, allowed 1")

@@ -9,9 +9,11 @@ each kernel with exactly these arguments for the target it is told. ptxas says w
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from selattn.ops.backends.triton.configs import pretend
@@ -42,6 +44,14 @@ def compile_launches(call: Callable[[], object], capability: int) -> list[Compil
     with pretend(capability), _target(capability), instead(compile_one):
         call()
     return list(found.values())
+
+
+def sources() -> str:
+    """A hash of what decides how kernels are compiled: their text, their configurations and how they are launched."""
+    folder = Path(__file__).parent
+    others = ("arguments", "backward", "calls", "configs", "forward", "launch", "order", "prepare", "step")
+    files = [*sorted((folder / "kernels").glob("*.py")), *(folder / f"{name}.py" for name in others)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 _known: dict[int, tuple[object, Compiled]] = {}  # by Triton's object, which it has one of for equal arguments

@@ -137,11 +137,19 @@ def card_of(number: int) -> Card:
     return CARDS[max((known for known in CARDS if known <= number), default=min(CARDS))]
 
 
+SIZES = (64, 128)  # of heads that have a configuration
+
+
+def size_class(size: int) -> int:
+    """Which of `SIZES` heads of so many features are configured as."""
+    return next((known for known in SIZES if size <= known), SIZES[-1])
+
+
 def choose(device: torch.device, dtype: torch.dtype, size: int) -> Config:
     """The configuration for heads of at most `size` features."""
     if device.type == "cpu":
         return INTERPRETED
-    card = card_of(capability(device))
+    card, small = card_of(capability(device)), size_class(size) == SIZES[0]
     if dtype == torch.float32:
-        return card.single_64 if size <= 64 else card.single_128
-    return card.half_64 if size <= 64 else card.half_128
+        return card.single_64 if small else card.single_128
+    return card.half_64 if small else card.half_128

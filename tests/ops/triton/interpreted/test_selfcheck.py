@@ -11,7 +11,7 @@ from selattn.ops.backends.triton import Triton, selfcheck
 from selattn.ops.backends.triton.battery import Outcome
 from tests.ops.triton.interpreted.faults import changed
 
-CPU = torch.device("cpu")
+PLACE = selfcheck.place_of(torch.device("cpu"), torch.float32, 64)
 # File, what stands there, what is put in its place. The first five in every run.
 FAULTS = {
     "F is no running sum": ("common.py", "begin[None, :] + tl.cumsum(S, 0)", "begin[None, :] + S"),
@@ -43,15 +43,15 @@ def _own_memory(tmp_path, monkeypatch):
 
 def caught(name, tmp_path):
     with changed(tmp_path / "kernels", *FAULTS[name]), pytest.warns(RuntimeWarning, match="'auto' takes the slower"):
-        return selfcheck.failure(CPU, torch.float32, Triton())
+        return selfcheck.failure(PLACE, Triton())
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_is_caught(name, tmp_path):
     assert caught(name, tmp_path)
-    state = selfcheck.known(CPU, torch.float32)
+    state = selfcheck.known(PLACE)
     assert not state.passed
-    assert state.wrong == selfcheck.failure(CPU, torch.float32, Triton())  # with no second warning
+    assert state.wrong == selfcheck.failure(PLACE, Triton())  # with no second warning
 
 
 @pytest.mark.slow
@@ -61,18 +61,19 @@ def test_other_faults_are_caught(name, tmp_path):
 
 
 def test_it_passes_and_is_remembered(tmp_path):
-    assert selfcheck.known(CPU, torch.float32) is None
-    assert selfcheck.failure(CPU, torch.float32, Triton()) is None
-    assert selfcheck.known(CPU, torch.float32).passed
-    assert selfcheck.known(CPU, torch.float16) is None
+    assert selfcheck.known(PLACE) is None
+    assert selfcheck.failure(PLACE, Triton()) is None
+    assert selfcheck.known(PLACE).passed
+    for other in (PLACE._replace(dtype=torch.float16), selfcheck.place_of(PLACE.device, PLACE.dtype, 65)):
+        assert selfcheck.known(other) is None
     selfcheck.forget()  # as another process
     with mock.patch.object(selfcheck, "run", side_effect=AssertionError("it was checked again")):
-        assert selfcheck.failure(CPU, torch.float32, Triton()) is None
+        assert selfcheck.failure(PLACE, Triton()) is None
     selfcheck.forget()
     with mock.patch.object(selfcheck, "_driver", return_value="a new one"):
-        assert selfcheck.known(CPU, torch.float32).passed  # which the interpreter does not have
-    with mock.patch.object(selfcheck, "_kernels", return_value="others"):
-        assert selfcheck.known(CPU, torch.float32) is None
+        assert selfcheck.known(PLACE).passed  # which the interpreter does not have
+    with mock.patch.object(selfcheck, "kernels", return_value="others"):
+        assert selfcheck.known(PLACE) is None
 
 
 def test_a_kernel_that_raises_is_caught(tmp_path):
@@ -81,21 +82,21 @@ def test_a_kernel_that_raises_is_caught(tmp_path):
             raise RuntimeError("no kernel image is available\nand more")
 
     with pytest.warns(RuntimeWarning, match="RuntimeError: no kernel image is available; please run"):
-        assert "no kernel image" in selfcheck.failure(CPU, torch.float32, Broken())
+        assert "no kernel image" in selfcheck.failure(PLACE, Broken())
 
 
 def test_a_failure_is_tried_again_in_another_process(tmp_path):
-    selfcheck.remember(CPU, torch.float32, "default: output is off")
+    selfcheck.remember(PLACE, "default: output is off")
     with mock.patch.object(selfcheck, "_check", return_value=None) as check:
-        assert selfcheck.failure(CPU, torch.float32, Triton()) is None
+        assert selfcheck.failure(PLACE, Triton()) is None
     assert check.called
 
 
 def test_where_nothing_can_be_written(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "file"))
-    selfcheck.remember(CPU, torch.float32, None)
-    assert selfcheck.known(CPU, torch.float32) is None
+    selfcheck.remember(PLACE, None)
+    assert selfcheck.known(PLACE) is None
 
 
 def test_it_runs_while_a_graph_is_traced(monkeypatch):
@@ -111,7 +112,7 @@ def test_it_runs_while_a_graph_is_traced(monkeypatch):
     monkeypatch.setattr(selfcheck, "run", run)
 
     def call(x):
-        return x + 1 if dispatch._passed("cpu", "torch.float32") else x - 1
+        return x + 1 if dispatch._passed("cpu", "torch.float32", 64) else x - 1
 
     with torch.inference_mode():
         assert torch.compile(call, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1.0
@@ -131,7 +132,7 @@ def test_what_auto_takes_on_a_cuda_device(monkeypatch):
         x = torch.empty(1, 2, 8, 16, device="cuda", dtype=torch.bfloat16)
         request = Request(x, x, x, Rules(Selection()))
     known = {torch.device("cuda", 0): None}
-    monkeypatch.setattr(selfcheck, "failure", lambda device, dtype, backend: known[device])
+    monkeypatch.setattr(selfcheck, "failure", lambda place, backend: known[place.device])
     assert dispatch.choose(request) == "triton"
     assert dispatch.choose(request._replace(wanted=AuxRequest(f=True))) == "chunked"
     assert dispatch.choose(request._replace(wanted=AuxRequest(weights=True))) == "reference"
