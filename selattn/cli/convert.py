@@ -5,16 +5,11 @@ a model for every command. Ctrl-C stops it, --resume goes on; under torchrun the
 """
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from selattn.cli import _options
+from selattn.cli import _converted, _options
 from selattn.cli._text import READING, SOURCES, add_reading_options, check_reading
 from selattn.errors import SelattnError
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from selattn.conversion import Converted
 
 # Options that stand for a field of the run.
 FIELDS = {
@@ -54,6 +49,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="WHAT",
         help="then search for budgets, as 'selattn prune --until WHAT' does (default: the loss of the original)",
     )
+    parser.add_argument("--policy", help="who leaves when a layer is full, of --prune (default: selective)")
     parser.add_argument("--layout", help="documents, one in each row (default), or packed")
     parser.add_argument(
         "--context", type=_options.whole(2), metavar="N", help="tokens of a row (default: the model's, at most 512)"
@@ -71,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     """Convert with a bar, and show the table."""
     if args.resume and args.overwrite:
         raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
+    if args.prune is None:
+        _options.refuse(args, ["policy"], "without --prune nothing is searched")
     check_reading(args, [args.data])
     _options.fill(args, {**READING, "layout": "documents"})
     from rich.console import Console
@@ -102,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             settings=[*given, *args.set],
             control=args.control,
             prune=args.prune,
+            policy=args.policy,
             resume=args.resume,
             overwrite=args.overwrite,
             display=make_display,
@@ -117,33 +116,5 @@ def run(args: argparse.Namespace) -> int:
         console.print(f"stopped at step {found.step:,}; go on with:\n  {resume_command()}", soft_wrap=True)
         return INTERRUPTED
     if leads():
-        show(found, Console(highlight=False))
+        _converted.draw(found, Console(highlight=False))
     return 0
-
-
-def show(found: "Converted", console: "Console") -> None:
-    """The losses side by side, and where the model is."""
-    import math
-
-    from rich.table import Table
-
-    from selattn.conversion.record import LINES, ORIGINAL
-    from selattn.training.display import shares
-
-    record = found.record
-    assert record is not None
-    table = Table("", "loss", "perplexity", "above the original")
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for key, line in LINES.items():
-        if key in record.losses:
-            loss = record.losses[key]
-            table.add_row(line, f"{loss:.4f}", f"{math.exp(loss):.3f}", f"{loss - record.losses[ORIGINAL]:+.4f}")
-    console.print(table)
-    if record.kept:
-        console.print(f"kept by layer, of all tokens: {shares(record.kept)}")
-    if record.budgeted is not None:
-        told = record.budgeted
-        console.print(f"[bold]{told.memory_factor:.2f} times less memory[/]: K = {list(told.budgets)}, in its config")
-    rows = f"{record.tokens:,} tokens; {record.rows:,} other rows compared"
-    console.print(f"{rows}; the model is {found.folder}", soft_wrap=True)

@@ -30,6 +30,7 @@ class Budgeted:
         memory_factor: layers * N / sum of K_l.
         at_floor: whether it ended because no layer could give more.
         search_rows: that were searched on; the losses of the record are those of other rows.
+        policy: who left when a layer was full.
     """
 
     until: list[str]
@@ -37,6 +38,7 @@ class Budgeted:
     memory_factor: float
     at_floor: bool
     search_rows: int
+    policy: str = "selective"  # which it was before there was a choice
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import count_tokens, log_perplexity
 from selattn.evaluation.text import Text, TextRows
+from selattn.eviction import make_policy
 from selattn.models.loading import Loaded, load
 from selattn.models.saved import change_config
 from selattn.models.seam import LanguageModel
@@ -37,6 +38,7 @@ from selattn.utils.records import read_body, write_record
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
 EQUAL = "original"  # until where to prune: the loss of the original
 SEARCH_ROWS = 32
+SELECTIVE = "selective"  # the policy, unless another is named
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def convert(
     settings: Sequence[str] = (),
     control: bool = False,
     prune: str | Sequence[str] | Until | None = None,
+    policy: str | None = None,
     search_rows: int = SEARCH_ROWS,
     resume: bool = False,
     overwrite: bool = False,
@@ -83,6 +86,7 @@ def convert(
         control: also train as much without selection, to compare with.
         prune: search for budgets and put them into the model's config: "original" goes on until the loss of the
             original is reached, and other conditions are those of `selattn.prune`.
+        policy: who leaves when a layer is full, in that search and by the config; None is "selective".
         search_rows: validation rows for that; the losses are those of others.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
@@ -91,9 +95,11 @@ def convert(
     """
     original, folder = _named(model), Path(out)
     run = _run(original, data, settings)
-    until = _until(prune, original)
+    until, evicts = _until(prune, original), _policy(policy, searched=prune is not None)
     if run.conversion.teacher is not None:
         check_teacher(load(run.conversion.teacher), original)
+    if resume:
+        _past(folder, until, evicts, search_rows, control)  # before the training, if it says no
     with contextlib.closing(Team()) as team:
         rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
         batches = _batches(rows, run, 0 if until is None else search_rows)
@@ -113,18 +119,21 @@ def convert(
             )
             if done[-1].interrupted:
                 return Converted(folder, done[-1].step, None)
-        found = _past(folder, until, control)
+        found = _past(folder, until, evicts, search_rows, control)
         if found is None:
             losses = _losses(run, folder, original, control, batches, team)
-            pruned = None if until is None else _search(run, folder, until, search_rows, searching, team)
-            if pruned is not None:
+            budgeted = None
+            if until is not None:
+                pruned = _search(run, folder, until, evicts, search_rows, searching, team)
                 after = load(folder / run_folder.MODEL).model
-                losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, team=team)
-            found = _record(run, done[0], losses, batches, pruned, until, search_rows)
+                losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
+                words, step = until.words(), pruned.step
+                budgeted = Budgeted(words, tuple(step.budgets), step.factor, pruned.at_floor, search_rows, evicts)
+            found = _record(run, done[0], losses, batches, budgeted)
             if team.leads:
                 write_record(folder / RECORD, found, run.seed)
         if found.budgeted is not None and team.leads:
-            change_config(folder / run_folder.MODEL, {"cache_budgets": list(found.budgeted.budgets)})
+            _put(folder, list(found.budgeted.budgets), found.budgeted.policy)
     return Converted(folder, done[0].step, found)
 
 
@@ -144,6 +153,22 @@ def _until(wanted: str | Sequence[str] | Until | None, original: Loaded) -> Unti
         return wanted
     texts = [wanted] if isinstance(wanted, str) else wanted
     return parse_until([f"baseline={original.name}" if text == EQUAL else text for text in texts])
+
+
+def _policy(wanted: str | None, searched: bool) -> str:
+    """The name of the policy, which has to be one that a config can hold."""
+    if wanted is None:
+        return SELECTIVE
+    if not searched:
+        raise SelattnError("policy would change nothing: without prune nothing is searched, and nobody leaves")
+    if not make_policy(wanted).evicts:
+        raise SelattnError(f"the policy {wanted!r} drops nothing: there is nothing to search for")
+    return wanted
+
+
+def _put(folder: Path, budgets: list[int] | None, policy: str) -> None:
+    """Budgets and policy into the config of the converted model."""
+    change_config(folder / run_folder.MODEL, {"cache_budgets": budgets, "cache_policy": policy})
 
 
 def _text(run: ConversionRun) -> Text:
@@ -181,18 +206,22 @@ def _losses(
     return found
 
 
-def _search(run: ConversionRun, folder: Path, until: Until, rows: int, progress: SearchProgress, team: Team) -> Pruned:
+def _search(
+    run: ConversionRun, folder: Path, until: Until, policy: str, rows: int, progress: SearchProgress, team: Team
+) -> Pruned:
     """Budgets for the converted model, found by `selattn prune` on other rows than those that are compared on."""
     context = run.data.context
+    team.by_one(lambda: _put(folder, None, SELECTIVE))  # what an earlier search put there, so that this one can go on
     return prune(
         str(folder / run_folder.MODEL),
         _text(run),
         until,
-        out=folder / SEARCH,
+        out=folder / SEARCH / policy,
         rows=rows,
         report_rows=1,
         step=max(8, context // 32),
         lazy=True,
+        policy=policy,
         context=context,
         batch=run.evaluation.batch,
         progress=progress,
@@ -200,14 +229,19 @@ def _search(run: ConversionRun, folder: Path, until: Until, rows: int, progress:
     )
 
 
-def _past(folder: Path, until: Until | None, control: bool) -> ConversionRecord | None:
-    """What was measured before, if that is all that is asked for now."""
+def _past(folder: Path, until: Until | None, policy: str, rows: int, control: bool) -> ConversionRecord | None:
+    """What was measured before, if it has all that is asked for now."""
     if not (folder / RECORD).exists():
         return None
     found = read_body(folder / RECORD, ConversionRecord)
-    budgets = None if found.budgeted is None else found.budgeted.until
-    same = budgets == (None if until is None else until.words()) and (CONTROL in found.losses or not control)
-    return found if same else None
+    there, compared = found.budgeted, CONTROL in found.losses or not control
+    if until is None:
+        if there is not None and not compared:  # on other rows than those that were searched on
+            raise SelattnError(f"{folder} has budgets: give prune again ({', '.join(there.until)}) beside the control")
+        return found if compared else None
+    if there is None or (there.until, there.policy, there.search_rows) != (until.words(), policy, rows):
+        return None
+    return found if compared else None
 
 
 def _record(
@@ -215,15 +249,9 @@ def _record(
     done: Finished,
     losses: dict[str, float],
     batches: Sequence[Batch],
-    pruned: Pruned | None,
-    until: Until | None,
-    rows: int,
+    budgeted: Budgeted | None,
 ) -> ConversionRecord:
     assert done.record is not None
-    budgeted = None
-    if pruned is not None and until is not None:
-        step = pruned.step
-        budgeted = Budgeted(until.words(), tuple(step.budgets), step.factor, pruned.at_floor, rows)
     return ConversionRecord(
         run=run.to_dict(),
         parameters=done.record.parameters,

@@ -1,6 +1,7 @@
 """A stock model becomes a selective one: what is trained, what is compared, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from selattn.training.config import Start, TextData
 from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
 from tests.evaluation.folders import model_folder
 
+PAIR = ("selective", "selective-per-head")
+
 
 def read(folder):
     return load_file(folder / "model" / "model.safetensors")
@@ -25,6 +28,12 @@ def read(folder):
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def rows_of(world):
+    """What is held out."""
+    data = text_of(world)
+    return Text(data.source, reading=data.reading()).rows(load(world / "llama").tokenizer, CONTEXT)
 
 
 def test_the_folder_is_a_selective_model(world):
@@ -85,8 +94,7 @@ def test_the_first_bias_follows_the_context(world):
 def test_the_table_is_what_the_models_have(world):
     record = json.loads((world / "whole" / "conversion.json").read_text())
     original = load(world / "llama")
-    data = text_of(world)
-    rows = Text(data.source, reading=data.reading()).rows(original.tokenizer, CONTEXT).take(6)
+    rows = rows_of(world).take(6)
     for name, model in (("original", original), ("after", load(world / "whole"))):
         assert record["losses"][name] == pytest.approx(log_perplexity(model.model, make_batches(rows, 3)), rel=1e-6)
     assert record["losses"]["untrained"] != record["losses"]["after"]
@@ -115,6 +123,47 @@ def test_budgets_and_control_in_one_call(world, tmp_path):
     assert not torch.equal(whole, pruned)
     again = go(world, tmp_path / "run", control=True, prune=["factor=1.5"], search_rows=8, resume=True)
     assert again.record == record
+
+
+def test_each_key_value_head_with_its_own_tokens(world, tmp_path):
+    """Budgets and policy are in the config, and `generate` obeys both."""
+    found = go(
+        world, tmp_path / "run", "optimizer.lr=0.1", prune="factor=2", search_rows=8, policy="selective-per-head"
+    )
+    saved = load(tmp_path / "run")
+    budgets = found.record.budgeted.budgets
+    assert (saved.description.budgets.to_json(), saved.description.policy) == (list(budgets), "selective-per-head")
+    ids, more = torch.arange(3, 43)[None], {"max_new_tokens": 20, "do_sample": False, "output_logits": True}
+    more |= {"return_dict_in_generate": True, "eos_token_id": None, "pad_token_id": 0}
+    own = saved.model.generate(ids, **more)
+    assert own.past_key_values.policy.name == "selective-per-head"
+    assert [layer.keys.shape[2] for layer in own.past_key_values.layers] == list(budgets)
+    told = {policy: saved.model.generate(ids, cache_budgets=budgets, cache_policy=policy, **more) for policy in PAIR}
+    logits = {policy: torch.stack(each.logits) for policy, each in told.items()}
+    assert torch.equal(torch.stack(own.logits), logits["selective-per-head"])
+    assert not torch.equal(torch.stack(own.logits), logits["selective"])
+    batches = make_batches(rows_of(world).take(6, skip=8), 3)
+    want = log_perplexity(saved.model, batches, saved.description.budgets, "selective-per-head")
+    assert found.record.losses["pruned"] == pytest.approx(want, rel=1e-6)
+
+
+def test_another_search_in_the_same_folder(world, tmp_path):
+    """By other conditions or another policy; what was found stays where nothing is asked for."""
+    shutil.copytree(world / "whole", tmp_path / "run")
+    for how in ({"prune": "factor=1.2"}, {"prune": "factor=2.0"}, {"prune": "factor=2.0", "policy": "tova"}):
+        found = go(world, tmp_path / "run", search_rows=8, resume=True, **how).record
+        about = load(tmp_path / "run").description
+        assert found.budgeted.until == [how["prune"]]
+        assert (about.budgets.to_json(), about.policy) == (
+            list(found.budgeted.budgets),
+            how.get("policy", "selective"),
+        )
+    assert go(world, tmp_path / "run", resume=True).record == found
+    with pytest.raises(SelattnError, match=r"has budgets: give prune again \(factor=2\.0\)"):
+        go(world, tmp_path / "run", resume=True, control=True)
+    assert not (tmp_path / "run" / "control").exists()
+    with pytest.raises(SelattnError, match="policy would change nothing"):
+        go(world, tmp_path / "run", resume=True, policy="tova")
 
 
 def test_adapters_become_weights(world, tmp_path):
