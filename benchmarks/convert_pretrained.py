@@ -1,10 +1,13 @@
 """What a small budget makes of a real model: `python benchmarks/convert_pretrained.py MODEL TEXT TEST --out FILE`.
 
-MODEL is converted on TEXT (resumable, in `--runs`). Then, on rows of TEST, the loss of the original under H2O, TOVA and
-Window+4 and of the converted model by its own selection, with the same budget in every layer: the memory factors at
-the original's loss and at 1% more perplexity follow. Both also answer the passkey test and write a text, unpruned and
-with 4 times less memory. Whether it forgets well or not, the record says how many tokens it was trained on. What is
-measured is kept beside the record until that is written: the same command goes on.
+MODEL is converted on TEXT (resumable, in `--runs`), once for each number of `--steps`. Then, on rows of TEST, the loss
+of the original under H2O, TOVA and Window+4 and of the converted models by their own selection, with the same budget in
+every layer: the memory factors at the original's loss and at 1% more perplexity follow. All also answer the passkey
+test and write a text, unpruned and with 4 times less memory.
+
+Whether it forgets well or not, the record says how many tokens each was trained on, and at how many tokens one would
+expect 1% more perplexity with 4 times less memory: where a power law through the shortest and the longest conversion
+gets there. What is measured is kept beside the record until that is written: the same command goes on.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from stock_policies import POLICIES, Reader, checksum, losses, passkey, written
 
-from selattn.conversion import convert
+from selattn.conversion import ConversionRecord, convert
 from selattn.evaluation.parts import Parts, open_parts
 from selattn.models.loading import Loaded, load
 from selattn.training.config import TextData
@@ -66,6 +69,32 @@ def measure(
     return result
 
 
+def converted(options: argparse.Namespace, steps: int) -> ConversionRecord:
+    """The model's conversion in so many steps; goes on with one that was begun."""
+    settings = [f"schedule.steps={steps}", f"optimizer.lr={options.lr}", "batch.size=2", "batch.micro=1"]
+    settings += ["checkpoints.every=10", "checkpoints.keep=1", "evaluation.every=1000000", "evaluation.rows=8"]
+    settings += ["evaluation.batch=1", "log_every=5", f"machine.precision={options.precision}"]
+    data = TextData(source=options.text, separator=options.separator, layout="packed", context=options.context)
+    runs = options.runs / str(steps)
+    done = convert(options.model, data, runs, settings=settings, resume=True, display=make_display)
+    if done.record is None:
+        raise SystemExit("stopped with a checkpoint; the same command goes on")
+    return done.record
+
+
+def expected_tokens(excess: dict[int, float], limit: float) -> float | None:
+    """Tokens of training at which a power law through the first and the last point is at the limit.
+
+    excess: nats above the original's loss, by tokens of training. None where one point is not above 0, or where more
+    training did not help: then nothing can be expected of still more.
+    """
+    (first, before), (last, after) = min(excess.items()), max(excess.items())
+    if first == last or min(before, after) <= 0 or after >= before:
+        return None
+    slope = math.log(before / after) / math.log(last / first)
+    return last * (after / limit) ** (1 / slope)
+
+
 def main() -> None:
     """Convert, measure what is not measured yet, show, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -75,35 +104,35 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="where the record goes")
     parser.add_argument("--runs", type=Path, default=Path("runs/convert_pretrained"))
     parser.add_argument("--separator", default="blank", help="between documents of the text")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, nargs="+", default=[60, 150], help="a conversion of each length")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="to train in")
     parser.add_argument("--lr", default="5e-5")
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--items", type=int, default=10, help="of the passkey test; 0 for none")
     parser.add_argument("--passkey-tokens", type=int, default=512)
     options = parser.parse_args()
-    settings = [f"schedule.steps={options.steps}", f"optimizer.lr={options.lr}", "batch.size=2", "batch.micro=1"]
-    settings += ["checkpoints.every=10", "checkpoints.keep=1", "evaluation.every=1000000", "evaluation.rows=8"]
-    settings += ["evaluation.batch=1", "log_every=5"]
-    data = TextData(source=options.text, separator=options.separator, layout="packed", context=options.context)
-    done = convert(options.model, data, options.runs, settings=settings, resume=True, display=make_display)
-    if done.record is None:
-        raise SystemExit("stopped with a checkpoint; the same command goes on")
-    original, converted = load(options.model), load(options.runs)
+    original = load(options.model)
     ids, size = torch.tensor(original.tokenizer.encode(options.test.read_text())), options.context - 1
     if len(ids) < size * options.rows:
         raise SystemExit(f"{options.test} has {len(ids)} tokens, fewer than {options.rows} rows: give more text")
     rows = ids[: size * options.rows].view(options.rows, size)
     rows = torch.nn.functional.pad(rows, (1, 0), value=original.tokenizer.bos_id)
+    done = {steps: converted(options, steps) for steps in sorted({*options.steps})}
     with open_parts(options.out, Team()) as parts:
         lines = {f"original, {policy}": measure(original, rows, policy, options, parts) for policy in POLICIES}
-        lines["converted"] = measure(converted, rows, "selective", options, parts)
         limit = lines[f"original, {POLICIES[0]}"]["losses"]["1"]
+        excess = {}
+        for steps, record in done.items():
+            line = measure(load(options.runs / str(steps)), rows, "selective", options, parts)
+            lines[f"converted, {steps} steps"] = line
+            excess[record.tokens] = line["losses"][str(SHOWN)] - limit
         for line in lines.values():
             curve = {float(factor): value for factor, value in line["losses"].items()}
             line["factor"] = {"equal": crossing(curve, limit), "1% more": crossing(curve, limit + MORE)}
-        body = {"model": Path(options.model).name, "fingerprint": original.fingerprint, "conversion": done.record}
-        body |= {"context": options.context, "text_rows": options.rows, "items": options.items, "lines": lines}
+        body = {"model": Path(options.model).name, "fingerprint": original.fingerprint}
+        body |= {"conversions": list(done.values()), "context": options.context, "text_rows": options.rows}
+        body |= {"items": options.items, "lines": lines, "expected_tokens": expected_tokens(excess, MORE)}
         records.write_record(options.out, body, 0)
         parts.remove()
     table = Table("", *(f"{factor}x" for factor in FACTORS), "factor, equal", "factor, +1%", f"passkeys, {SHOWN}x")
