@@ -83,6 +83,7 @@ class Claim:
         paper: the paper's number.
         exact: whether one value is enough: nothing about it is random.
         digits: after the point.
+        caveat: why the verdict says little, in a few words behind it.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Claim:
     paper: float | None = None
     exact: bool = False
     digits: int = 3
+    caveat: str = ""
 
 
 @dataclass(frozen=True)

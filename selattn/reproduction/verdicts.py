@@ -11,7 +11,12 @@ _EQUAL = 1e-9
 
 
 def verdict(claim: Claim, scale: str) -> str:
-    """In a few words: holds, fails, too small to tell; of too few seeds which way they point."""
+    """In a few words: holds, fails, too small to tell; of too few seeds which way they point. With the caveat."""
+    found = _verdict(claim, scale)
+    return f"{found}, {claim.caveat}" if claim.caveat else found
+
+
+def _verdict(claim: Claim, scale: str) -> str:
     if scale == "smoke" and not claim.exact:
         return "not tested (smoke)"
     known = [value for value in claim.values if value is not None]
