@@ -69,7 +69,12 @@ def main() -> int:
     """Make those that were asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(''), *VIEWS))} (default: all)")
-    parser.add_argument("--second", default="zoo:selective", metavar="MODEL", help="the other run of stability")
+    parser.add_argument(
+        "--second",
+        default="zoo:selective",
+        metavar="MODEL",
+        help="compared with zoo:memory in stability: another seed, if at hand (default: zoo:selective)",
+    )
     args = parser.parse_args()
     os.chdir(ROOT)
     known = plots(args.second)

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.evaluation.text import Text
-from selattn.models.loading import load
+from selattn.models.loading import TRAINING, load
 from selattn.models.seam import WatchedModel
 from selattn.report.packed import Floats, pack_rising, unpack
 from selattn.report.trace import STEP, smallest_f, watched
+from selattn.training.config import current_names
+from selattn.training.identity import deciding_settings
 from selattn.utils.records import read_record, write_record
+from selattn.utils.typed import flat
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class MeanF:
         rows: how many.
         size: N.
         packed: F of each layer; None in a layer that does not select.
+        run: the settings of the model's training, if there is a record of it.
     """
 
     model: str
@@ -37,6 +41,7 @@ class MeanF:
     rows: int
     size: int
     packed: list[dict[str, Any] | None]
+    run: dict[str, Any] | None = None
 
     @property
     def layers(self) -> int:
@@ -48,6 +53,14 @@ class MeanF:
         packed = self.packed[layer]
         return np.zeros((self.size, self.size), np.float32) if packed is None else unpack(packed)
 
+    def trained_unlike(self, other: MeanF) -> list[str] | None:
+        """The settings, but for the seed, in which two trainings differ; None where one has no record."""
+        if self.run is None or other.run is None:
+            return None
+        one, two = (dict(flat(deciding_settings(each))) for each in (self.run, other.run))
+        names = [name for name, value in {**one, **two}.items() if name != "seed" and value != {}]
+        return [name for name in names if one.get(name) != two.get(name)]
+
     def to_json(self) -> dict[str, Any]:
         """As it stands in a record."""
         return {"mean_f": {name: getattr(self, name) for name in self.__dataclass_fields__}}
@@ -57,6 +70,8 @@ class MeanF:
         """The mean that a record holds; refuses one that is not whole."""
         try:
             found = cls(**record["mean_f"])
+            if found.run is not None:
+                deciding_settings(found.run)
             for layer in range(found.layers):
                 if found.F(layer).shape != (found.size, found.size):
                     raise ValueError
@@ -107,7 +122,15 @@ def mean_f(
             "fewer --rows, or fewer --tokens"
         )
     packed = average(watched(loaded.model), found, step, progress)
-    return MeanF(str(model), text.source, rows, size, packed)
+    return MeanF(str(model), text.source, rows, size, packed, _run_of(loaded.folder))
+
+
+def _run_of(folder: Path) -> dict[str, Any] | None:
+    """What the record of the training beside a model says of its settings, if there is one."""
+    if not (folder / TRAINING).is_file():
+        return None
+    found = read_record(folder / TRAINING).get("run")
+    return current_names(found) if isinstance(found, dict) else None
 
 
 def average(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from selattn.evaluation.curve import AtLoss
 from selattn.report.seeds import SeedsReached
 
@@ -30,3 +33,9 @@ def size(count: int) -> str:
     if count < 1000:
         return f"{count} bytes"
     return f"{count / 1e3:.1f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
+
+
+def attention_kind(model: Mapping[str, Any]) -> str:
+    """What kind of attention a model has, from the settings of its training: selective, memory loss."""
+    kind = " + ".join(dict.fromkeys(str(kind) for kind in model.get("attention", ["selective"])))
+    return f"{kind}, memory loss" if model.get("memory_epsilon") else kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -75,7 +76,7 @@ def mean_over_texts(lab: Lab, model: Trained, name: str) -> MeanF:
     count = len(full_rows(lab, model, lab.scale.mean_rows, context))
     text: Text = lab.text()
     found = mean_f(model.model, text, count, step=1 / 8)
-    return MeanF(name, found.text, found.rows, found.size, found.packed)
+    return dataclasses.replace(found, model=name)
 
 
 def correlation(these: Sequence[float] | Floats, those: Sequence[float] | Floats) -> float | None:

@@ -28,13 +28,18 @@ def training_key(run: Mapping[str, Any], after: str | None = None) -> str:
         run: its settings; those that an earlier version did not have are at their defaults.
         after: the key of the training whose model it begins with; None for new weights.
     """
+    found = {**deciding_settings(run), "after": after}
+    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=10).hexdigest()
+
+
+def deciding_settings(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that decide its weights and its loss, seed included; equal ones are written alike."""
     given = current_names(run)
     whole = RunConfig("", TextData()).to_dict()
     found: dict[str, Any] = {name: {**whole[name], **given.get(name, {})} for name in (*_WHOLE, *_PARTS)}
     found = {name: {key: found[name][key] for key in _PARTS.get(name, found[name])} for name in found}
     found |= {"data": _data(given["data"]), "model": _model(given.get("model", {}))}
-    found |= {"seed": given.get("seed", 0), "after": after}
-    return hashlib.blake2b(json.dumps(found, sort_keys=True).encode(), digest_size=10).hexdigest()
+    return found | {"seed": given.get("seed", 0)}
 
 
 def source_name(source: str) -> str:

@@ -131,3 +131,14 @@ def _name(kind: Any) -> str:
     if origin in (list, tuple, Sequence):
         return "a list"
     return names.get(kind, "an object with fields" if origin in (dict, Mapping) else str(kind))
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
+    """Nested settings by one name each: `optimizer.lr`."""
+    found: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found += flat(value, f"{above}{name}.")
+        else:
+            found.append((f"{above}{name}", value))
+    return found

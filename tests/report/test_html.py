@@ -14,12 +14,13 @@ from selattn.evaluation.results import Comparison, Tradeoff
 from selattn.pruning.record import SearchRecord
 from selattn.report.explorer import Page
 from selattn.report.html import Report, Section
-from selattn.report.html.blocks import Explorer, Facts, Headline, Listing, Paragraph, Picture, Table, flat
+from selattn.report.html.blocks import Explorer, Facts, Headline, Listing, Paragraph, Picture, Table
 from selattn.report.html.evaluation import against_memory, comparison_report, tradeoff_report
 from selattn.report.html.search import search_report
 from selattn.report.html.training import training_report
 from selattn.report.seeds import MergedTradeoff
 from selattn.utils.records import Provenance, as_body
+from selattn.utils.typed import flat
 from tests.report.outline import Outline
 from tests.report.traces import random_trace
 

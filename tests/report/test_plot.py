@@ -1,5 +1,6 @@
 """Each figure shows the numbers of its record: they are read back from what was drawn."""
 
+import dataclasses
 import itertools
 import json
 from pathlib import Path
@@ -115,6 +116,30 @@ def test_means():
         assert np.array_equal(found, run.F(layer))
     with pytest.raises(SelattnError, match="two runs of one kind"):
         plot.stability(one, mean(1, layers=3))
+
+
+def test_stability_says_what_is_compared():
+    def of(seed, **model):
+        data = {"kind": "text", "source": f"somewhere/{seed}/book.txt"}  # where it lies is no matter
+        run = {"name": f"run-{seed}", "data": data, "model": {"attention": ["selective"], **model}, "seed": seed}
+        return dataclasses.replace(mean(seed), run=run)
+
+    def said(first, second):
+        figure = plot.stability(first, second)
+        return figure.get_suptitle().split("\n")[1:], [half.get_suptitle() for half in figure.subfigs]
+
+    assert said(of(0), of(1)) == (
+        ["two trainings of one recipe"],
+        ["run 0: selective, seed 0", "run 1: selective, seed 1"],
+    )
+    assert said(of(0, memory_epsilon=0.1), of(1)) == (
+        ["not two seeds of one recipe: the trainings differ in model.memory_epsilon"],
+        ["run 0: selective, memory loss, seed 0", "run 1: selective, seed 1"],
+    )
+    many = said(of(0, a=1, b=2, c=3, d=4), of(1))[0]
+    assert many == ["not two seeds of one recipe: the trainings differ in model.a, model.b and 2 more settings"]
+    assert said(of(0), mean(1)) == ([], ["run 0: selective, seed 0", "run 1"])
+    assert MeanF.from_json(of(0).to_json()) == of(0)
 
 
 @pytest.mark.parametrize("run", [0, 1])

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from selattn.report.explorer import Page
 from selattn.report.figure import figure_bytes
+from selattn.utils.typed import flat
 
 MOST_SVG = 400_000  # bytes; a figure with more strokes than that is drawn as pixels
 PIXELS = 96  # of an inch, as CSS counts
@@ -173,17 +174,6 @@ class Explorer:
     def html(self) -> str:
         """A frame that can reach nothing of the report."""
         return f"<figure><figcaption>{html.escape(self.caption)}</figcaption>{self.page.frame(self.view)}</figure>"
-
-
-def flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
-    """Nested settings by one name each: `optimizer.lr`."""
-    found: list[tuple[str, Any]] = []
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found += flat(value, f"{above}{name}.")
-        else:
-            found.append((f"{above}{name}", value))
-    return found
 
 
 def _plain(value: Any) -> str:

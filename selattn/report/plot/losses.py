@@ -16,6 +16,7 @@ from selattn.errors import SelattnError
 from selattn.report.figure import COLORS, MARKERS
 from selattn.report.plot.style import heading, new_figure, styled
 from selattn.report.tradeoff import panels_of_tradeoff
+from selattn.report.words import attention_kind
 
 Record = Mapping[str, Any]
 
@@ -169,15 +170,15 @@ def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], wh
                 if _attention(run) == label and axis.alike(run) == alike:
                     points.setdefault(axis.value(run), []).append(run["evaluation"][name]["loss"])
             _line(axes, points, {**style, "linestyle": LINES[line % len(LINES)]})
-    words = [axis.words.format(*fixed) for fixed, *_ in groups]
+    said = [axis.words.format(*fixed) for fixed, *_ in groups]
     if len({tuple(training) for _, *training in groups}) > 1:
-        words = [
-            f"{each}, {steps:,} steps of {source}" for each, (_, source, _, steps) in zip(words, groups, strict=True)
+        said = [
+            f"{each}, {steps:,} steps of {source}" for each, (_, source, _, steps) in zip(said, groups, strict=True)
         ]
-    axes.set_title(words[0] if len(words) == 1 else "", loc="left", fontsize=8)
-    if len(words) > 1:
-        marks = [Line2D([], [], color="0.3", linestyle=LINES[line % len(LINES)]) for line in range(len(words))]
-        axes.legend(marks, words, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=7)
+    axes.set_title(said[0] if len(said) == 1 else "", loc="left", fontsize=8)
+    if len(said) > 1:
+        marks = [Line2D([], [], color="0.3", linestyle=LINES[line % len(LINES)]) for line in range(len(said))]
+        axes.legend(marks, said, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=7)
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted({axis.value(run) for run in shown}))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.3g}" if x < 1000 else f"{x:,.0f}"))
@@ -232,7 +233,4 @@ def _width(run: Record) -> int:
 
 
 def _attention(run: Record) -> str:
-    """What kind of attention a run has, in words."""
-    model = _model(run)
-    kind = " + ".join(dict.fromkeys(str(kind) for kind in model.get("attention", ["selective"])))
-    return f"{kind}, memory loss" if model.get("memory_epsilon") else kind
+    return attention_kind(_model(run))

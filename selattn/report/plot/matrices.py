@@ -32,6 +32,7 @@ from selattn.report.plot.style import (
     token_axes,
 )
 from selattn.report.trace import Trace
+from selattn.report.words import attention_kind
 
 FEW = 40  # tokens that can stand beside their rows and columns
 BAR = 0.75  # inches of a color bar with its numbers
@@ -56,7 +57,10 @@ def masking_mean(mean: MeanF, layers: Sequence[int] | None = None, title: str | 
 
 @styled
 def stability(first: MeanF, second: MeanF, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """The means of two training runs side by side: the first greener where less is masked, the second bluer."""
+    """The means of two training runs side by side: the first greener where less is masked, the second bluer.
+
+    If the trainings have records, the title says whether they are two seeds of one recipe, or in what they differ.
+    """
     if (first.layers, first.size) != (second.layers, second.size):
         raise SelattnError(
             f"two runs of one kind are compared: {first.model} has {first.layers} layers and {first.size} tokens, "
@@ -68,12 +72,33 @@ def stability(first: MeanF, second: MeanF, layers: Sequence[int] | None = None, 
     columns, inches = panel_grid(len(chosen), first.size, named=False)
     rows = -(-len(chosen) // columns)
     figure = new_figure(_width(columns, inches) + BAR, 2 * (inches + 0.3) * rows + 1.2)
-    heading(figure, title or f"F in two training runs, means of {first.rows:,} and {second.rows:,} texts")
+    heading(
+        figure,
+        title or f"F in two models, means of {first.rows:,} and {second.rows:,} texts{_trainings(first, second)}",
+    )
     halves = figure.subfigures(2, 1, squeeze=False)[:, 0]
     for half, mean, values, colors in zip(halves, (first, second), found, (MASKING, MASKING_BLUE), strict=True):
-        half.suptitle(mean.model, x=0.01, ha="left", fontsize=8)
+        half.suptitle(_trained(mean), x=0.01, ha="left", fontsize=8)
         _triangles(half, values, columns, colors, highest)
     return figure
+
+
+def _trainings(first: MeanF, second: MeanF) -> str:
+    """A second line of the title: one recipe or two; nothing where that is not known."""
+    unlike = first.trained_unlike(second)
+    if unlike is None:
+        return ""
+    if not unlike:
+        return "\ntwo trainings of one recipe"
+    more = f" and {len(unlike) - 2} more settings" if len(unlike) > 2 else ""
+    return f"\nnot two seeds of one recipe: the trainings differ in {', '.join(unlike[:2])}{more}"
+
+
+def _trained(mean: MeanF) -> str:
+    """The model's name, its attention and its seed, as far as they are known."""
+    if mean.run is None:
+        return mean.model
+    return f"{mean.model}: {attention_kind(mean.run.get('model', {}))}, seed {mean.run.get('seed')}"
 
 
 @styled
