@@ -8,14 +8,16 @@ Cross-compiles the library (16-byte vectors: NEON) with a small program around i
 
 import argparse
 import ctypes
+import itertools
 import struct
 import subprocess
 import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from unittest import mock
 
-from selattn.utils import native
+from selattn.utils import native, structs
 from tests.ops import fuzz
 
 ROOT = Path(__file__).parents[1]
@@ -39,24 +41,40 @@ def memory_of(x):
 
 
 class Emulated:
-    """In place of the loaded library."""
+    """In place of the loaded library: attention is computed by the program, all else by the library itself."""
 
     def __init__(self, program):
-        self.program = program
-        self.calls = 0
+        self.program, self.library = program, native.library()
+        self.calls, self.given = 0, {}
 
-    def selattn_forward(self, reference):
-        return self.call(0, reference._obj)
+    def __getattr__(self, name):
+        return getattr(self.library, name)
 
-    def selattn_backward(self, reference):
-        return self.call(1, reference._obj)
+    def remember(self, packed_by):
+        """`Struct.pack` that also keeps what it was given: the bytes alone do not say how much a pointer points to."""
 
-    def call(self, function, problem):
+        def pack(layout, **values):
+            packed = packed_by(layout, **values)
+            self.given = {packed: (layout, values)}
+            return packed
+
+        return pack
+
+    def selattn_forward(self, packed):
+        return self.call(0, packed)
+
+    def selattn_backward(self, packed):
+        return self.call(1, packed)
+
+    def call(self, function, packed):
         """Write the call into a file, run it, and copy what comes back to where the real library would have written."""
-        buffers = {x.data_ptr(): memory_of(x) for x in problem.held}
-        names = [name for name, kind in problem._fields_ if kind is ctypes.c_void_p and getattr(problem, name)]
-        pointers = {getattr(type(problem), name).offset: buffers[getattr(problem, name)] for name in names}
-        parts = [struct.pack("2q", function, ctypes.sizeof(problem)), bytes(problem), struct.pack("q", len(pointers))]
+        layout, values = self.given[packed]
+        pointers = {
+            at: memory_of(values[name])
+            for name, at in offsets(layout).items()
+            if layout.fields[name] == "pointer" and values[name] is not None and values[name].numel()
+        }
+        parts = [struct.pack("2q", function, len(packed)), packed, struct.pack("q", len(pointers))]
         parts += [struct.pack("2q", offset, len(data)) + bytes(data) for offset, data in pointers.items()]
         call = self.program.with_name("call")
         call.write_bytes(b"".join(parts))
@@ -67,6 +85,12 @@ class Emulated:
         return 0
 
 
+def offsets(layout):
+    """By its name, where a field of a struct begins. All are of 8 bytes, or of three times 8."""
+    sizes = [24 if kind == "strides" else 8 for kind in layout.fields.values()]
+    return dict(zip(layout.fields, itertools.accumulate(sizes, initial=0), strict=False))
+
+
 def main():
     """Build it, and hold it against the reference."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -74,8 +98,10 @@ def main():
     parser.add_argument("--start", type=int, default=0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        native._LIBRARY = emulated = Emulated(build(folder))
-        failed = fuzz.run_all(arguments.start, arguments.count)
+        emulated = Emulated(build(folder))
+        pack = emulated.remember(structs.Struct.pack)
+        with mock.patch.object(native, "_LIBRARY", emulated), mock.patch.object(structs.Struct, "pack", pack):
+            failed = fuzz.run_all(arguments.start, arguments.count)
         print(f"{arguments.count} examples, {emulated.calls} calls on {EMULATOR[0]}, {failed} failed")
     sys.exit(bool(failed))
 
