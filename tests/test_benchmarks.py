@@ -7,8 +7,14 @@ import sys
 import pytest
 import torch
 
+from selattn.data import Reading
+from selattn.evaluation import log_perplexity, make_batches
+from selattn.evaluation.text import Text
+from selattn.models.loading import load
 from selattn.utils import records
 from tests import forked
+from tests.conversion.tiny import llama_folder
+from tests.evaluation.folders import text_file
 from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 from tools.numbers import ROOT, corrected, faults
 from tools.sources import Node, read_records
@@ -78,6 +84,88 @@ def test_policies_of_a_stock_model_with_passkeys(tmp_path):
     ]
     assert ["passkeys" in row for row in found["rows"]] == [row["factor"] in (1, 8) for row in found["rows"]]
     assert len({row["loss"] for row in found["rows"]}) > 4
+    assert not list(tmp_path.glob("*.parts.jsonl"))
+
+
+def test_a_memory_factor_is_where_a_curve_crosses_a_loss(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from conversion import crossing, spread
+
+    curve = {1.0: 2.0, 2.0: 2.1, 8.0: 2.3}
+    assert crossing(curve, 1.9) is None
+    assert crossing(curve, 2.0) == 1.0
+    assert crossing(curve, 2.05) == pytest.approx(2**0.5)
+    assert crossing(curve, 2.2) == pytest.approx(4.0)
+    assert crossing(curve, 2.5) == 8.0
+    assert crossing({1.0: 2.0, 2.0: 1.9, 4.0: 2.1, 8.0: 1.8}, 2.0) == pytest.approx(2 * 2**0.5)  # not beyond a hill
+    assert spread([1.0, 2.0, 6.0]) == {"mean": 3.0, "min": 1.0, "max": 6.0}
+    assert spread([1.0, None]) == {"mean": None, "min": None, "max": 1.0}  # one that never gets there has no factor
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """A folder with a stock Llama of one layer, which is quickly searched, and a text."""
+    folder = tmp_path_factory.mktemp("pretrained")
+    llama_folder(folder / "llama", num_hidden_layers=1)
+    text_file(folder / "text.txt", documents=300, words=60)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_recipes_of_a_conversion(pretrained, tmp_path):
+    """Each on other documents than it was trained on; run again, nothing is trained twice."""
+    again = (pretrained / "text.txt").read_text().split("\n\n")[5]
+    text = tmp_path / "text.txt"
+    text.write_text((pretrained / "text.txt").read_text() + f"\n{again}\n\nthe café and the cat\n")
+    options = "--separator blank --context 64 --steps 2 --seeds 0 --runs runs --recipes recipe"
+    words, more = [pretrained / "llama", text, *options.split()], {"SELATTN_CACHE": str(tmp_path / "cache")}
+    found = run("conversion.py", tmp_path, *words, "control", **more)
+    documents = found["documents"]
+    assert (documents["documents"], documents["duplicates"], documents["left out"]) == (302, 1, 1)
+    parts = {"train": "text/train", "choice": "text/validation", "search": "search", "report": "report"}
+    texts = {part: (tmp_path / "runs" / f"{name}.jsonl").read_text().splitlines() for part, name in parts.items()}
+    assert {part: len(lines) for part, lines in texts.items()} == {part: documents[part] for part in parts}
+    assert len({line for lines in texts.values() for line in lines}) == 300
+    original = load(pretrained / "llama")
+    rows = Text(str(tmp_path / "runs" / "report.jsonl"), reading=Reading(validation=1.0)).rows(original.tokenizer, 64)
+    loss = log_perplexity(original.model, make_batches(rows.take(128), 32))
+    assert found["original"]["unpruned"]["report"] == pytest.approx(loss, rel=1e-6)
+    policies = {"recipe": ["selective", "selective-per-head"], "control": ["h2o", "tova", "window+4"]}
+    assert found["missing"] == []
+    for each in found["runs"]:
+        assert [curve["policy"] for curve in each["uniform"]] == policies[each["recipe"]]
+        told = found["summary"][each["recipe"]]
+        for curve, layered in zip(each["uniform"], each["by layer"], strict=True):
+            assert told[curve["policy"]]["losses"]["8"]["mean"] == curve["losses"]["8"]
+            wide = layered["8 times"]
+            assert wide["factor"] == pytest.approx(64 / sum(wide["budgets"]))
+            assert wide["factor"] >= 8
+            assert wide["above the original"] == pytest.approx(wide["report"] - loss)
+    assert not list(tmp_path.glob("*.parts.jsonl"))
+    trained = (tmp_path / "runs" / "recipe-0" / "model" / "model.safetensors").stat().st_mtime_ns
+    again = run("conversion.py", tmp_path, *words, **more)
+    assert again["runs"] == found["runs"][:1]
+    assert (tmp_path / "runs" / "recipe-0" / "model" / "model.safetensors").stat().st_mtime_ns == trained
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_is_converted_and_asked(pretrained, tmp_path):
+    options = "--context 32 --steps 2 --rows 2 --items 1 --passkey-tokens 150 --runs runs"
+    files = [pretrained / "llama", pretrained / "text.txt", pretrained / "text.txt"]
+    found = run("convert_pretrained.py", tmp_path, *files, *options.split(), SELATTN_CACHE=str(tmp_path / "cache"))
+    lines = found["lines"]
+    assert list(lines) == ["original, h2o", "original, tova", "original, window+4", "converted"]
+    assert len({line["losses"]["1"] for name, line in lines.items() if name != "converted"}) == 1
+    assert len({line["losses"]["4"] for line in lines.values()}) == 4
+    for line in lines.values():
+        assert set(line["losses"]) == {"1", "2", "4", "8"}
+        assert set(line["factor"]) == {"equal", "1% more"}
+        for less in ("1 times less", "4 times less"):
+            assert line[less]["text"]
+            assert line[less]["passkeys"] in (0, 1)
+    assert found["conversion"]["tokens"] == 2 * 2 * 32
+    assert load(tmp_path / "runs").description.selects
     assert not list(tmp_path.glob("*.parts.jsonl"))
 
 
