@@ -56,6 +56,42 @@ def test_sampling_is_repeatable():
     assert torch.equal(*texts)
 
 
+@pytest.mark.parametrize("policy", ["selective", "selective-per-head", "h2o", "tova-per-head"])
+@pytest.mark.parametrize("selection", ["new", (0, 2)])
+def test_every_form_with_policies_of_every_kind(selection, policy):
+    """Several masks, of heads or of a form that has learned something: decoding equals the full pruned forward."""
+    model, ids = selattn.make_selective(tiny("llama"), selection=selection), tokens(2, 24)
+    torch.manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "selecting_form" in name and not name.endswith("bias"):
+            parameter.data.normal_(std=0.5)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False, cache_policy=policy, **PRUNED).logits
+        cache = model.new_cache(PRUNED["cache_budgets"], policy)
+        steps = [model(ids[:, :9], past_key_values=cache).logits]
+        steps += [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(9, 24)]
+        unpruned = model(ids, use_cache=False).logits
+    torch.testing.assert_close(torch.cat(steps, 1), whole, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(whole, unpruned, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["llama3", "yarn"])
+def test_scaled_rotary_positions_are_kept(kind):
+    """Of the stock model, at strength 0 and in a pruned cache."""
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 8}
+    if kind == "llama3":
+        rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    plain, model, ids = tiny("llama"), tiny("llama", rope_parameters=rope), tokens(1, 20)
+    with torch.no_grad():
+        stock = model(ids).logits
+        assert not torch.allclose(plain(ids).logits, stock, atol=1e-2)
+        selattn.make_selective(model, strength=0.0)
+        torch.testing.assert_close(model(ids).logits, stock, atol=1e-4, rtol=1e-4)
+        cache = model.new_cache(20)
+        steps = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(20)]
+    torch.testing.assert_close(torch.cat(steps, 1), stock, atol=1e-4, rtol=1e-4)
+
+
 def test_a_plain_cache_is_refused():
     model, ids = selattn.make_selective(tiny("llama")), tokens(1, 12)
     with pytest.raises(SelattnError, match="does not keep F"):
