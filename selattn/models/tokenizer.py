@@ -142,7 +142,7 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     try:
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # the library behind it raises nothing more special
         raise SelattnError(f"cannot read the tokenizer in {folder}: {first_line(error)}") from error
     return found

@@ -18,6 +18,7 @@ from selattn.utils.inputs import first_line, read_json
 
 CONFIG = "config.json"
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 def read_config(folder: Path) -> SelectiveConfig:
@@ -102,7 +103,9 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / FILE).is_file():
         return [folder / FILE]
     if not (folder / INDEX).is_file():
-        raise SelattnError(f"cannot read the weights in {folder}: there is no {FILE}")
+        pickled = next((file.name for pattern in PICKLES for file in sorted(folder.glob(pattern))), None)
+        why = "" if pickled is None else f"; {pickled} can run code when it is read, and is not: save it as safetensors"
+        raise SelattnError(f"cannot read the weights in {folder}: there is no {FILE}{why}")
     places = read_json(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise SelattnError(f"cannot read the weights in {folder}: {INDEX} does not say in which file each weight is")

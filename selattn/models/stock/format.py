@@ -43,7 +43,7 @@ class StockFormat:
         if "auto_map" in read_json(folder / CONFIG):
             raise SelattnError(f"{folder / CONFIG} asks for code of its own (auto_map), which is not run: remove that")
         try:
-            found: Any = AutoConfig.from_pretrained(folder)
+            found: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # whatever a config class raises for what it does not understand
             raise SelattnError(f"{folder / CONFIG}: {first_line(error)}") from error
         if getattr(found, "selattn", None) is None:
@@ -111,7 +111,8 @@ def fitting(found: Tokenizer, where: Path, vocab_size: int) -> Tokenizer:
 def _read(folder: Path, **options: Any) -> Any:
     """What transformers loads from the folder; one line unless its weights are those of the config's model."""
     read_headers(folder)
-    options |= {"use_safetensors": True, "ignore_mismatched_sizes": True}  # so that these are named, and refused below
+    options |= {"use_safetensors": True, "trust_remote_code": False}
+    options["ignore_mismatched_sizes"] = True  # so that these are named, and refused below
     try:
         found: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     except Exception as error:  # a weight that cannot be read, whatever library says so

@@ -83,6 +83,31 @@ def cut(found, to=None):
         index.write_text(json.dumps(told))
 
 
+def test_weights_that_can_run_code_are_not_read(tmp_path, capsys):
+    found = folder(tmp_path)
+    for file in found.glob("*.safetensors*"):
+        file.unlink()
+    torch.save({}, found / "pytorch_model.bin")
+    assert main(["generate", str(found), "--prompt", "cat"]) == 2
+    assert "pytorch_model.bin can run code when it is read, and is not" in capsys.readouterr().err
+
+
+def test_a_tokenizer_that_asks_for_code_of_its_own(tmp_path, capsys, monkeypatch):
+    """transformers would ask at the terminal whether to run it."""
+    found = folder(tmp_path)
+    settings = found / "tokenizer_config.json"
+    asks = {"tokenizer_class": "TheirTokenizer", "auto_map": {"AutoTokenizer": ["theirs.TheirTokenizer", None]}}
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), **asks}))
+    (found / "theirs.py").write_text("raise SystemExit('it was run')")
+    monkeypatch.setattr("builtins.input", lambda *args: "y")
+    for command in (["info", str(found)], ["generate", str(found), "--prompt", "cat"]):
+        capsys.readouterr()
+        assert main(command) == 2
+        told = capsys.readouterr().err.strip().splitlines()
+        assert len(told) == 1, told
+        assert "cannot read the tokenizer in" in told[0]
+
+
 def foreign(here):
     """A model that is no decoder."""
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 9}
