@@ -16,7 +16,9 @@ from selattn.report.html import Report
 from selattn.report.html.blocks import Explorer
 from selattn.report.html.evaluation import comparison_report, tradeoff_report
 from selattn.report.html.search import search_report
+from selattn.report.packed import unpack_steps
 from selattn.report.seeds import MergedTradeoff
+from selattn.report.trace import leaving
 from selattn.utils.records import Provenance, as_body
 from tests.report.browser import Tab, browser
 from tests.report.test_html import record
@@ -124,16 +126,58 @@ def test_survivors_are_those_of_the_cache_at_every_budget_of_the_grid(zoo, tab):
 def test_other_budgets_are_replayed_and_say_so(zoo, tab):
     page, address = zoo
     (trace,) = page.traces
-    shown = tab(f"{address}#w=selective&k=8,8,16&l=0&p=34")
-    assert shown.ask("() => document.querySelector('.badge').textContent") == "approximate"
+    shown = tab(f"{address}#w=selective&k=14,14,14&l=0&p=34")
+    badge, why = said(shown)
+    assert badge == "approximate"
+    assert why.startswith("Approximate: replayed from F of the whole cache, rounded to steps of 1/32.")
+    assert why.endswith("but for the rounding, F would be the same.")
     # The first layer depends on no other: there a replay is what the model does.
     at = shown.ask("() => Array.from(explorer.panes[0].drawn.gone.at)")
-    number = next(i for i, run in enumerate(trace.runs) if run["policy"] == "selective" and run["budgets"] == [8] * 3)
-    assert at == trace.evicted_at(number)[0].tolist()
+    done = leaving(load(trace.model).model, torch.tensor([trace.ids]), "selective", 14)
+    assert at == unpack_steps(done["evicted_at"], trace.layers, trace.size)[0].tolist()
     shown.page.select_option(".controls label:has-text('layer') select >> nth=0", "1")
     assert "(approximate)" in shown.ask(
         "() => (explorer.choose(3), explorer.ready.then(() => document.body.innerText))"
     )
+    assert said(shown)[1].endswith("what the layers before this one have forgotten would change F.")
+
+
+def said(shown):
+    """The badge, and why it is that: as its title and as a note beside the text."""
+    shown.ready()
+    badge, title, note = shown.ask(
+        """() => [...[(x) => x.textContent, (x) => x.title].map((f) => f(document.querySelector('.badge'))),
+                 document.querySelector('aside .from').textContent]"""
+    )
+    assert title == note
+    assert title.lower().startswith(f"{badge}:")
+    return badge, title
+
+
+@pytest.mark.parametrize(
+    ("view", "badge", "why"),
+    [
+        ("w=selective&k=8&l=1", "exact", "from a forward of the model with these budgets."),
+        ("w=selective&k=6,12,3&l=2", "exact", "from a forward of the model with these budgets."),
+        ("w=selective&k=8,8,16&l=1", "exact", "with these budgets up to this layer"),
+        ("w=selective&k=8,8,16&l=2", "approximate", "replayed from F"),
+        ("w=h2o&k=8,8,16&l=1", "exact", "with these budgets up to this layer"),
+        ("w=h2o&k=8,8,16&l=2", "approximate", "from a forward with this K in this layer"),
+        ("w=h2o&k=8,99,16&l=1", "exact", "room for every token"),
+        ("w=window%2B4&k=14,6,14&l=1", "exact", "positions alone"),
+    ],
+)
+def test_what_is_exact_says_why(zoo, tab, view, badge, why):
+    """And what is called exact is what the model does with these budgets."""
+    page, address = zoo
+    (trace,) = page.traces
+    shown = tab(f"{address}#{view}&p=34")
+    found = said(shown)
+    assert (found[0], why in found[1]) == (badge, True)
+    state, at = shown.ask("() => ((pane) => [pane.state, Array.from(pane.drawn.gone.at)])(explorer.panes[0])")
+    done = leaving(load(trace.model).model, torch.tensor([trace.ids]), state["policy"], state["budgets"])
+    real = unpack_steps(done["evicted_at"], trace.layers, trace.size)[state["layer"]].tolist()
+    assert badge == "approximate" or at == real
 
 
 def test_layers_that_do_not_select_are_replayed_too(tab, tmp_path):
@@ -147,7 +191,10 @@ def test_layers_that_do_not_select_are_replayed_too(tab, tmp_path):
     k = budgets[0]
     assert k > 4
     assert at == [12, *(min(j + k - 1, 12) for j in range(1, 12))]
-    assert shown.ask("() => document.querySelector('.badge').textContent") == "approximate"
+    assert said(shown) == (
+        "exact",
+        "Exact: this layer does not select, so F is 0, and the oldest token but the first leaves.",
+    )
 
 
 def test_windows_need_no_model(zoo, tab):

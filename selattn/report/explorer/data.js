@@ -64,8 +64,11 @@ class Subject {
     return this.steps.get(run);
   }
 
-  sameBudgets(policy, budgets) {
-    return this.runs.findIndex((run) => run.policy === policy && run.budgets.every((k, l) => k === budgets[l]));
+  // The run with these budgets, in the first layers or in all.
+  sameBudgets(policy, budgets, layers = this.layers) {
+    const equal = (k, other) => k === other || (k >= this.size && other >= this.size);
+    return this.runs.findIndex((run) =>
+      run.policy === policy && run.budgets.slice(0, layers).every((k, l) => equal(k, budgets[l])));
   }
 
   // The budgets that a slider offers: those with a run of their own, and where F can be replayed, some between them.
@@ -80,27 +83,42 @@ class Subject {
     return [...new Set(all)].sort((a, b) => a - b);
   }
 
-  // {at: Uint16Array [N], exact}: when each token leaves a layer.
+  // {at: Uint16Array [N], exact, from}: when each token leaves a layer, and where that is known from.
   async leaving(policy, budgets, layer) {
-    const size = this.size;
-    if (policy === "none" || budgets.every((k) => k >= size)) return { at: new Uint16Array(size).fill(size), exact: true };
-    const run = this.sameBudgets(policy, budgets);
+    const size = this.size, k = budgets[layer];
+    if (policy === "none" || k >= size) return { at: new Uint16Array(size).fill(size), exact: true, from: FROM.room };
+    const run = this.sameBudgets(policy, budgets, layer + 1); // what later layers keep is nothing to this one
+    const stored = async (number) => (await this.evictedAt(number)).subarray(layer * size, (layer + 1) * size);
     if (run >= 0) {
-      const all = await this.evictedAt(run);
-      return { at: all.subarray(layer * size, (layer + 1) * size), exact: true };
+      const whole = this.sameBudgets(policy, budgets) >= 0;
+      return { at: await stored(run), exact: true, from: whole ? FROM.forward : FROM.below };
     }
-    const k = budgets[layer];
-    if (k >= size) return { at: new Uint16Array(size).fill(size), exact: false };
-    if (isWindow(policy)) return { at: replay(size, k, windowRank(policy, k)), exact: true };
-    const { levels } = await this.layer(layer);
-    if (policy === "selective") {  // in a layer that does not select, F is 0 everywhere: the oldest leaves
-      return { at: replay(size, k, levels ? (row, j) => levels[corner(row) + j] : () => 0), exact: false };
+    if (isWindow(policy)) return { at: replay(size, k, windowRank(policy, k)), exact: true, from: FROM.positions };
+    if (policy === "selective") {
+      const { levels, step } = await this.layer(layer);
+      const before = budgets.slice(0, layer).some((other) => other < size);
+      if (!levels) return { at: replay(size, k, () => 0), exact: true, from: FROM.oldest };
+      return { at: replay(size, k, (row, j) => levels[corner(row) + j]), exact: false, from: FROM.replay(step, before) };
     }
     const like = this.runs.findIndex((each) => each.policy === policy && each.budgets[layer] === k);
-    const all = await this.evictedAt(like);
-    return { at: all.subarray(layer * size, (layer + 1) * size), exact: false };
+    return { at: await stored(like), exact: false, from: FROM.like };
   }
 }
+
+// Where it is known from when tokens leave: what is exact, and what stands in for a forward that was not made.
+const FROM = {
+  room: "Exact: this layer has room for every token, so nobody leaves it.",
+  forward: "Exact: from a forward of the model with these budgets.",
+  below: "Exact: from a forward of the model with these budgets up to this layer, which later layers do not change.",
+  positions: "Exact: a window goes by positions alone, whatever other layers keep.",
+  oldest: "Exact: this layer does not select, so F is 0, and the oldest token but the first leaves.",
+  replay: (step, before) =>
+    `Approximate: replayed from F of the whole cache, rounded to steps of ${fraction(step)}. The model was not run with these ` +
+    `budgets${before ? ": what the layers before this one have forgotten would change F." : "; but for the rounding, F would be the same."}`,
+  like:
+    "Approximate: from a forward with this K in this layer and other budgets in those before it. The model was not run with " +
+    "these budgets: what the layers before this one have forgotten would change who leaves.",
+};
 
 const isWindow = (policy) => /^window(\+\d+)?$/.test(policy);
 const replays = (policy) => policy === "selective" || isWindow(policy);

@@ -144,9 +144,7 @@ class Pane {
     if (state.policy !== "none") {
       this.badge.textContent = gone.exact ? "exact" : "approximate";
       this.badge.className = `badge ${gone.exact ? "exact" : "approximate"}`;
-      this.badge.title = gone.exact
-        ? "from a forward of the model with these budgets"
-        : "replayed from numbers of other budgets: the model was not run with these";
+      this.badge.title = gone.from;
     }
     this.drawTokens(at, chosen, layer, gone.at);
     this.drawSide(at, chosen, layer, gone, layers);
@@ -226,6 +224,7 @@ class Pane {
         make("p", side, "Each head keeps K tokens of its own here: a token is gone when the last head lets it go.", "note");
       }
     }
+    if (layers) make("p", side, gone.from, "note from");
     make("p", side, "F and attention are those of the whole cache.", "note");
   }
 
