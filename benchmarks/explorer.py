@@ -2,9 +2,10 @@
 
     python benchmarks/explorer.py [--out results/explorer.json] [--shape TOKENS LAYERS]...
 
-Pages of real F: `zoo:memory-2048` on Python's own documentation, its layers repeated to the number wanted. They have F,
-S and attention, but no evictions, which `selattn explore` adds for each policy and budget. It needs playwright and
-a chromium (`make test-browser` installs them), and a quiet machine.
+Pages as `selattn explore` writes them, with F, S, attention, and when each token leaves for each policy and budget of
+the grid: of `zoo:memory-2048` on Python's own documentation. It has three layers; for more, each further three are
+those of another text, so that none is stored, or compressed, as a copy of another. It needs playwright and a chromium
+(`make test-browser` installs them), and a quiet machine.
 """
 
 from __future__ import annotations
@@ -15,51 +16,107 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 from selattn.data.embedded import embedded_documents
+from selattn.models.loading import load
 from selattn.report.explorer import Page
-from selattn.report.explorer.page import COARSE, LARGE
-from selattn.report.trace import STEP
+from selattn.report.explorer.page import grid, page_step, usual_policies
+from selattn.report.packed import pack_steps
+from selattn.report.trace import Trace
 from selattn.report.trace import trace as trace_of
+from selattn.utils.progress import ProgressLine
 from selattn.utils.records import write_record
 from tests.report.browser import Tab, browser
 
+MODEL = "zoo:memory-2048"
 SHAPES = ((512, 12), (2048, 28))
 TIMES = 10
 
 
 def page_of(tokens: int, layers: int) -> Page:
-    """A page of so many tokens and layers."""
-    text = "\n\n".join(document for document, _ in zip(embedded_documents(), range(40), strict=False))
-    step = STEP if tokens * (tokens + 1) // 2 * layers < LARGE else COARSE  # as a page of so many has it
-    trace = trace_of("zoo:memory-2048", text, limit=tokens, step=step)
-    assert trace.size == tokens
-    packed = [trace.packed[layer % trace.layers] for layer in range(layers)]
-    return Page((dataclasses.replace(trace, kinds=["selective"] * layers, packed=packed),))
+    """A page of so many tokens and layers, with the policies and budgets that a page has."""
+    model = load(MODEL)
+    count = -(-layers // model.description.layers)
+    runs = [(policy, k) for policy in usual_policies(model.description.selects) for k in grid(tokens)]
+    step = page_step(tokens, layers)
+    found: list[Trace] = []
+    with ProgressLine(f"{tokens:,} tokens, {layers} layers", count) as line:
+        for text in texts(tokens, count):
+            found.append(trace_of(model, text, runs, limit=tokens, step=step))
+            assert found[-1].size == tokens
+            line.advance(1)
+    return Page((stacked(found, layers),))
+
+
+def texts(tokens: int, count: int) -> list[str]:
+    """So many different texts, each of more than so many tokens."""
+    letters = 12 * tokens  # more than enough: a token has some three
+    whole = ""
+    for document in embedded_documents():
+        whole += document + "\n\n"
+        if len(whole) >= letters * count:
+            return [whole[letters * part : letters * (part + 1)] for part in range(count)]
+    raise SystemExit(f"there is not enough text for {count} times {tokens:,} tokens")
+
+
+def stacked(traces: list[Trace], layers: int) -> Trace:
+    """One trace whose layers are those of several, under the first one's text."""
+    (first, *_) = traces
+    packed = [packed for trace in traces for packed in trace.packed][:layers]
+    runs = []
+    for number, run in enumerate(first.runs):
+        at = np.concatenate([trace.evicted_at(number) for trace in traces])[:layers]
+        runs.append({**run, "budgets": [run["budgets"][0]] * layers, "evicted_at": pack_steps(at)})
+    return dataclasses.replace(first, kinds=["selective"] * layers, packed=packed, runs=runs)
+
+
+# Changes the state of the pane, moves to a token, and waits until that is painted; seconds.
+TIMED = """async ([state, place]) => {
+    const began = performance.now();
+    Object.assign(explorer.panes[0].state, state);
+    await explorer.move(place);
+    await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+    return (performance.now() - began) / 1000;
+}"""
 
 
 def measure(opened: object, page: Page, folder: Path) -> dict[str, float | int]:
-    """Bytes, and medians of seconds."""
+    """Bytes, and medians of seconds: of changes without budgets, with those of the grid, and of budgets themselves."""
     path = page.save(folder / "page.html")
     (trace,) = page.traces
     tab = Tab(opened, path.as_uri())
-    timed = """async ([layer, place]) => {
-        const began = performance.now();
-        explorer.panes[0].state.layer = layer;
-        await explorer.move(place);
-        await new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-        return (performance.now() - began) / 1000;
-    }"""
-    end = trace.size - 1
-    layers = [tab.page.evaluate(timed, [layer, end]) for layer in range(1, trace.layers, max(1, trace.layers // TIMES))]
-    places = [tab.page.evaluate(timed, [0, end * number // TIMES]) for number in range(TIMES)][1:]
+    end, middle = trace.size - 1, grid(trace.size)[len(grid(trace.size)) // 2]
+
+    def timed(**state: object) -> float:
+        place = state.pop("place", end)
+        return float(tab.page.evaluate(TIMED, [state, place]))
+
+    def layers() -> float:
+        some = range(1, trace.layers, max(1, trace.layers // TIMES))
+        return statistics.median([timed(layer=layer) for layer in some])
+
+    def places() -> float:
+        return statistics.median([timed(layer=0, place=end * number // TIMES) for number in range(1, TIMES)])
+
     found = {
         "tokens": trace.size,
         "layers": trace.layers,
+        "runs": len(trace.runs),
         "bytes": path.stat().st_size,
         "step": trace.step,
         "open_seconds": tab.page.evaluate("() => explorer.opened"),
-        "layer_change_seconds": statistics.median(layers),
-        "position_change_seconds": statistics.median(places),
+        "layer_change_seconds": layers(),
+        "position_change_seconds": places(),
+    }
+    tab.page.evaluate(
+        "([policy, budgets]) => explorer.panes[0].change({ policy, budgets })", ["selective", [middle] * trace.layers]
+    )
+    stops = tab.page.evaluate("() => explorer.panes[0].subject.stops('selective')")
+    found |= {
+        "layer_change_under_budgets_seconds": layers(),
+        "position_change_under_budgets_seconds": places(),
+        "budget_change_seconds": statistics.median([timed(budgets=[k] * trace.layers, layer=0) for k in stops]),
     }
     tab.close()
     return found

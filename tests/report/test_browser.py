@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import explorer as benchmark
 from selattn.evaluation.results import Comparison
 from selattn.eviction import Budgets, make_policy
 from selattn.models.loading import load
@@ -412,3 +413,21 @@ def test_reports_fit_and_nothing_complains(opened, tmp_path, width):
         assert shown.evaluate("() => document.documentElement.scrollWidth") <= width
         assert said == []
         context.close()
+
+
+def test_the_benchmarks_page_has_what_a_page_has(opened, tmp_path):
+    """Policies, a grid of budgets, and layers of which none is a copy of another."""
+    page = benchmark.page_of(16, 4)
+    (trace,) = page.traces
+    assert [(run["policy"], run["budgets"]) for run in trace.runs] == [
+        (policy, [k] * 4) for policy in ("selective", "h2o", "window+4") for k in (2, 4, 8)
+    ]
+    assert len({layer["f"]["data"] for layer in trace.packed}) == 4
+    for number, run in enumerate(trace.runs):
+        for layer in range(4):
+            held = trace.kept(layer, number).sum(1)
+            assert (held >= np.minimum(np.arange(1, 17), run["budgets"][0])).all()
+            assert (trace.evicted_at(number) < 16).any()
+    row = benchmark.measure(opened, page, tmp_path)
+    assert (row["tokens"], row["layers"], row["runs"]) == (16, 4, 9)
+    assert min(seconds for name, seconds in row.items() if name.endswith("seconds")) > 0

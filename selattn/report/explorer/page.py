@@ -152,6 +152,16 @@ def check_size(tokens: int, layers: int) -> None:
         )
 
 
+def usual_policies(selects: bool) -> list[str]:
+    """Who leaves, where the user does not say: the model's own way if it selects, and two that others use."""
+    return ["selective" if selects else "tova", "h2o", "window+4"]
+
+
+def page_step(tokens: int, layers: int) -> float:
+    """What F is rounded to: coarser where the page would be too large."""
+    return STEP if tokens * (tokens + 1) // 2 * layers < LARGE else COARSE
+
+
 def grid(size: int) -> list[int]:
     """Powers of 2 from 2 on, below the number of tokens."""
     return [2**power for power in range(1, size.bit_length()) if 2**power < size]
@@ -170,12 +180,11 @@ def _shown(
     about = loaded.description
     size = min(len(words.ids), limit or about.context, about.context)
     check_size(size, about.layers)
-    chosen = policies or (["selective" if about.selects else "tova", "h2o", "window+4"])
+    chosen = policies or usual_policies(about.selects)
     runs: list[Run] = [(make_policy(each).name, k) for each in chosen for k in budgets or grid(size)]
     runs += [(policy, Budgets.of(k) or k) for policy, k in also]
-    entries = size * (size + 1) // 2 * about.layers
-    step = STEP if entries < LARGE else COARSE
-    return trace(loaded, words, _told(runs, name, progress), limit=limit, step=step, name=name)
+    told = _told(runs, name, progress)
+    return trace(loaded, words, told, limit=limit, step=page_step(size, about.layers), name=name)
 
 
 def _told(runs: Sequence[Run], name: str, progress: Callable[[str], None]) -> Iterator[Run]:
