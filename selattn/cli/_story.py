@@ -121,7 +121,7 @@ class Terminal(Show):
         table.columns[1].justify = table.columns[2].justify = "right"
         table.add_row("loss, nats per token", *(f"{side.loss:.4f}" for side in sides))
         if found.whole.right is not None:
-            table.add_row("right answers", *(f"{side.right:.1%}" for side in sides))
+            table.add_row(f"right answers of {found.whole.questions:,}", *(f"{side.right:.1%}" for side in sides))
         table.add_row("bytes of the cache", *(size(side.decoding.cache_bytes) for side in sides))
         table.add_row("tokens per second", *(f"{side.decoding.tokens_per_second:,.0f}" for side in sides))
         self.console.print(table)

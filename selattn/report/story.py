@@ -43,7 +43,8 @@ class Sizes:
 
     Attributes:
         steps: of each training; None for as many as it takes to learn the task.
-        samples: of the task to search on, and twice as many others to answer.
+        samples: of the task to search on.
+        questions: other samples, which both caches answer.
         tolerance: nats above the unpruned loss that a search may cost, of the task and of text.
         model: which reads text.
         text: what it reads.
@@ -54,6 +55,7 @@ class Sizes:
 
     steps: int | None = None
     samples: int = 128
+    questions: int = 1024
     tolerance: tuple[float, float] = (0.01, 0.02)
     model: str = "zoo:memory"
     text: Text = field(default_factory=lambda: Text("embedded", "train", long=True))
@@ -92,12 +94,14 @@ class Side:
     Attributes:
         loss: nats per token, on what the search has not seen.
         right: the share of answers that are right; None of text.
+        questions: that were asked, or rows of text that were read.
         decoding: bytes and speed.
         wrote: what it writes; "" of a task.
     """
 
     loss: float
     right: float | None
+    questions: int
     decoding: Decoding
     wrote: str = ""
 
@@ -109,6 +113,7 @@ class Pruning:
     Attributes:
         name: of the model, for titles.
         context: N.
+        searched: how many rows the search saw.
         path: of the search.
         best: the iteration that was chosen.
         limit: the largest loss that was allowed on the search set.
@@ -118,6 +123,7 @@ class Pruning:
 
     name: str
     context: int
+    searched: int
     path: Sequence[Step]
     best: Step
     limit: float
@@ -223,7 +229,7 @@ def prune_task(loaded: Loaded, task: VariableAssignment, sizes: Sizes, show: Sho
     model, size = loaded.model, task.context
     searched, others = (
         [samples[i] for i in range(len(samples))]
-        for samples in (task.dataset(SEARCHED, sizes.samples), task.dataset(ANSWERED, 2 * sizes.samples))
+        for samples in (task.dataset(SEARCHED, sizes.samples), task.dataset(ANSWERED, sizes.questions))
     )
     until = Until(tolerance=sizes.tolerance[0])
     number, path = search_rows(
@@ -243,11 +249,11 @@ def prune_task(loaded: Loaded, task: VariableAssignment, sizes: Sizes, show: Sho
         written = cast(Any, model).generate(ids[:, :-1], max_new_tokens=1, do_sample=False, cache_budgets=budgets)
         right = (written[:, -1] == ids[:, -1]).double().mean().item()
         loss = log_perplexity(model, batches, budgets)
-        return Side(loss, right, measure_decoding(model, size, sizes.batch, budgets=budgets))
+        return Side(loss, right, len(others), measure_decoding(model, size, sizes.batch, budgets=budgets))
 
     sides = side(None), side(Budgets(best.budgets))
     show.progress("answering", 1, 1)
-    return Pruning("the model that learned", size, path, best, until.limit(path[0].loss), *sides)
+    return Pruning("the model that learned", size, sizes.samples, path, best, until.limit(path[0].loss), *sides)
 
 
 def prune_text(loaded: Loaded, folder: Path, sizes: Sizes, show: Show) -> Pruning:
@@ -275,8 +281,8 @@ def prune_text(loaded: Loaded, folder: Path, sizes: Sizes, show: Show) -> Prunin
         with torch.inference_mode():
             new = list(continued(model, ids, sizes.tokens, model.new_cache(budgets)))
         measured = measure_decoding(model, size, sizes.batch, budgets=budgets)
-        return Side(losses[name], None, measured, loaded.tokenizer.decode(new))
+        return Side(losses[name], None, 2 * sizes.rows, measured, loaded.tokenizer.decode(new))
 
     sides = side("whole", None), side("small", found.budgets)
     show.progress("writing", 1, 1)
-    return Pruning(loaded.name, size, found.path, found.step, found.limit, *sides)
+    return Pruning(loaded.name, size, sizes.rows, found.path, found.step, found.limit, *sides)

@@ -92,7 +92,7 @@ def _small(tmp_path, monkeypatch):
     monkeypatch.setattr(contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
     model_folder(Path("model"))
     text = Text(str(text_file(Path("text.txt"), documents=40)), reading=Reading(validation=0.8))
-    little = partial(story.Sizes, samples=4, model="model", text=text, rows=2, batch=2, tokens=3)
+    little = partial(story.Sizes, samples=4, questions=6, model="model", text=text, rows=2, batch=2, tokens=3)
     monkeypatch.setattr(story, "Sizes", little)
 
 
@@ -110,15 +110,15 @@ def test_the_story_is_told_and_reported(capsys, monkeypatch):
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
     learned, shown = rows[:2], {row[0]: row[1:] for row in rows[2:6]}
     assert [row[0] for row in learned] == ["100 values (as trained)", "2 values (never seen)"]
-    assert list(shown) == ["loss, nats per token", "right answers", "bytes of the cache", "tokens per second"]
+    assert list(shown) == ["loss, nats per token", "right answers of 6", "bytes of the cache", "tokens per second"]
     # The page has the same numbers.
     page = Outline(Path("deep/story.html").read_text())
     answers, costs, budgets, text_costs, text_budgets = page.tables
     assert [row[1:3] for row in answers[1:]] == [row[1:3] for row in learned]
     held = {row[0]: row[1:] for row in costs[1:]}
-    assert held["right answers"] == shown["right answers"]
+    assert held["right answers of 6"] == shown["right answers of 6"]
     assert held["bytes of the cache"] == shown["bytes of the cache"]
-    assert held["loss on unseen rows, nats"] == shown["loss, nats per token"]
+    assert held["loss on 6 unseen rows, nats"] == shown["loss, nats per token"]
     for table, cost, size in ((budgets, costs, 35), (text_budgets, text_costs, None)):
         kept = [int(row[1]) for row in table[1:-1]]
         assert cost[1][2] == table[-1][1] == f"{sum(kept):,}"

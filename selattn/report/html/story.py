@@ -77,10 +77,12 @@ def costs(found: Pruning) -> Table:
     """Loss, answers, bytes and speed of the whole cache and of the small one."""
     rows = [
         ["tokens held, all layers", f"{len(found.best.budgets) * found.context:,}", f"{sum(found.best.budgets):,}"],
-        ["loss on unseen rows, nats", f"{found.whole.loss:.4f}", f"{found.small.loss:.4f}"],
+        [f"loss on {found.whole.questions:,} unseen rows, nats", f"{found.whole.loss:.4f}", f"{found.small.loss:.4f}"],
     ]
     if found.whole.right is not None and found.small.right is not None:
-        rows.append(["right answers", f"{found.whole.right:.1%}", f"{found.small.right:.1%}"])
+        rows.append(
+            [f"right answers of {found.whole.questions:,}", f"{found.whole.right:.1%}", f"{found.small.right:.1%}"]
+        )
     sides = (found.whole.decoding, found.small.decoding)
     rows.append(["bytes of the cache", *(size(side.cache_bytes) for side in sides)])
     rows.append(["tokens per second", *(f"{side.tokens_per_second:,.0f}" for side in sides)])
@@ -136,7 +138,8 @@ def _pruned(found: Pruning) -> list[Paragraph | Table | Picture]:
     words = (
         "Every layer may keep K tokens and no more: when another comes, the one that is masked most leaves for good. "
         f"The search takes tokens away where that hurts least, until the loss on its own samples would rise by more "
-        f"than {cost:.2g} nats; on others, in the table, the cost can be larger. "
+        f"than {cost:.2g} nats. It saw {found.searched:,} of them, and with others it may find other budgets; the "
+        f"table has {found.whole.questions:,} that it did not see, on which the cost can be larger. "
         f"What it found holds {found.best.factor:.1f} times fewer tokens in {found.bytes_saved:.1f} times fewer bytes "
         f"and decodes at {found.speedup:.2f} times the speed."
     )
