@@ -172,8 +172,7 @@ class Rounding:
         mean = (weights * terms).sum(-1, keepdim=True)
         d_a = weights * (terms + mean)
         off = self.off * (terms + mean) + 4 * eps * d_a
-        strength = abs(r.rules.strength)
-        d_f = strength * of_mask(d_a)
+        d_f = of_mask(d_a)
         # In half precision: of the gradients themselves, which are rounded when they are known; and of the output,
         # which is rounded before its product with its gradient is taken, an error for a whole row.
         output = weights @ value
@@ -182,7 +181,7 @@ class Rounding:
         one = 2 * half * (output * d_output).norm(dim=-1, keepdim=True)
         of_row = one * weights
         rounded = 2 * half * d_logits.abs()
-        d_forgetting = strength * of_mask(d_logits)
+        d_forgetting = of_mask(d_logits)
         if "memory" in example.upstream:
             pull = example.upstream["memory"][..., None].double() / r.rules.tau
             d_f, d_forgetting = d_f + pull.abs(), d_forgetting.abs() + pull.abs()
@@ -190,11 +189,12 @@ class Rounding:
             pull = example.upstream["final_f"][..., None, :].double()
             d_f, d_forgetting = d_f + pull.abs(), d_forgetting.abs() + pull.abs()
         # dS is a sum over later rows; its products are made in TF32 for half precision.
-        later = upwards(strength * of_mask(off) + 4 * eps * d_f)
-        squares = strength**2 * of_mask(rounded**2 + of_row**2) + (2 * half * d_forgetting) ** 2
+        later = upwards(of_mask(off) + 4 * eps * d_f)
+        squares = of_mask(rounded**2 + of_row**2) + (2 * half * d_forgetting) ** 2
         in_half = upwards(squares).sqrt() + 2 * half * upwards(d_forgetting).abs()
         found = {"d initial_f": (later + in_half).max()}
-        later, in_half = later * self.selects, in_half * self.selects  # of others the gradient is 0
+        given = abs(r.rules.strength) * self.selects  # of what does not select, the gradient is 0
+        later, in_half = given * later, given * in_half
         summed = self.off + (shared * r.query.shape[2]) ** 0.5 * eps * weights
         of_value = of_keys(summed.mT @ d_output.abs())
         found["d value"] = (of_value + 2 * half * of_keys(together(weights.mT, d_output) ** 2).sqrt()).max()
