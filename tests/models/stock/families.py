@@ -8,6 +8,7 @@ from selattn.models.stock.families import FAMILIES
 QUICK = ("llama", "gpt2", "gemma2")  # in `make test`; the others are slow tests
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 MORE = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 2}
+EXPERTS = ("mixtral", "qwen3_moe")
 WINDOWED = ("mistral", "gemma2", "gemma3_text", "phi3", "mixtral")
 
 
@@ -28,6 +29,8 @@ def tiny(name, seed=0, **more):
     torch.manual_seed(seed)
     config = family.load(family.config, "configuration")(**{**options, **more})
     model = family.load(family.model)(config).eval()
+    if name in EXPERTS:
+        model.set_experts_implementation("eager")  # the only one in double precision
     with torch.no_grad():  # sharper logits, so that there is something to select
         for module in model.modules():
             if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":

@@ -75,8 +75,11 @@ def test_left_padding_changes_nothing(name):
 
 @families
 def test_every_way_of_generating(name):
-    """Prompt lookup and an assistant give the greedy text of full forwards, beams are scored as those score them."""
-    model, other = (selattn.make_selective(tiny(name, seed=seed, eos_token_id=None)) for seed in (0, 3))
+    """Prompt lookup and an assistant give the greedy text of full forwards, beams are scored as those score them.
+
+    In double precision: words that come again have nearly the same F, and who of them leaves would be up to rounding.
+    """
+    model, other = (selattn.make_selective(tiny(name, seed=seed, eos_token_id=None).double()) for seed in (0, 3))
     ids, how = tokens(1, 12), {"max_new_tokens": 8, "do_sample": False, "cache_budgets": [6, 11]}
     wanted = greedy(model, ids, 8, cache_budgets=[6, 11])
     assert torch.equal(model.generate(ids, **how), wanted)
@@ -86,7 +89,7 @@ def test_every_way_of_generating(name):
     with torch.no_grad():
         logits = model(done.sequences, use_cache=False, cache_budgets=[6, 11]).logits.log_softmax(-1)
     told = logits[0, 11:-1].gather(-1, done.sequences[0, 12:, None]).sum() / 8
-    assert_close(done.sequences_scores[0], told, atol=1e-4, rtol=1e-4)
+    assert_close(done.sequences_scores[0], told.float(), atol=1e-4, rtol=1e-4)
 
 
 @families
