@@ -13,6 +13,7 @@ import torch
 
 from selattn.cli.main import main
 from selattn.errors import SelattnError
+from selattn.models.loading import load
 from selattn.training import checkpoints, folder
 from selattn.training.display import Display
 from tests.conversion.killed import resumed
@@ -68,6 +69,36 @@ def test_killed_and_resumed_is_uninterrupted(world, tmp_path):
         kills += 1
     go(world, tmp_path / "run", resume=True)
     same_run(world / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("where", ["search", "record", "config"])
+def test_interrupted_after_the_training(world, tmp_path, monkeypatch, where):
+    """In the search, before the losses are written, and before the budgets are in the config."""
+    how = {"prune": "factor=2", "search_rows": 8, "resume": True}
+    for name in ("whole", "run"):
+        shutil.copytree(world / "whole", tmp_path / name)
+    want = go(world, tmp_path / "whole", **how)
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    def stop_at_budgets(folder, changes):
+        if changes["cache_budgets"]:
+            stop()
+
+    how_stopped = {**how, "searching": stop} if where == "search" else how
+    with monkeypatch.context() as patch:
+        if where == "record":
+            patch.setattr("selattn.conversion.run.write_record", stop)
+        if where == "config":
+            patch.setattr("selattn.conversion.run.change_config", stop_at_budgets)
+        with pytest.raises(KeyboardInterrupt):
+            go(world, tmp_path / "run", **how_stopped)
+    assert load(tmp_path / "run").description.budgets is None
+    assert go(world, tmp_path / "run", **how).record == want.record
+    config = [(tmp_path / name / "model" / "config.json").read_bytes() for name in ("whole", "run")]
+    assert config[0] == config[1]
+    assert load(tmp_path / "run").description.budgets.to_json() == list(want.record.budgeted.budgets)
 
 
 def test_another_original_is_not_resumed_with(world, tmp_path):
