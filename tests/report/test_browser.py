@@ -371,12 +371,24 @@ def test_new_text_is_typed_where_it_is_served(tab):
 
     from selattn.report.explorer.server import Server
 
+    errors = []
+
     def read(text):
+        if text == "fails":
+            raise RuntimeError("no")
         return Page((random_trace(tokens=["<s>", *(f" {word}" for word in text.split())], size=len(text.split()) + 1),))
 
-    with Server(Page((random_trace(),)), read) as server:
+    with Server(Page((random_trace(),)), read, report=errors.append) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         shown = tab(server.url)
+        shown.page.fill("#words", "fails")
+        shown.page.click("#typed button")
+        shown.page.wait_for_function(
+            "() => document.getElementById('answer').textContent.includes('failed on this text')"
+        )
+        assert len(errors) == 1
+        assert ["500" in said for said in shown.said] == [True]  # of which the browser tells, too
+        shown.said.clear()
         shown.page.fill("#words", "three <b>new</b> words")
         shown.page.click("#typed button")
         shown.page.wait_for_function("() => explorer.subjects[0].size === 4")
