@@ -45,7 +45,10 @@ def test_decode_compiles_to_one_graph(kind, prompt):
         assert_close(layer.tensors()[name], x, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("kind", "budget"), [*((kind, 20) for kind in KINDS), ("selective", None), ("h2o", 5000)])
+@pytest.mark.parametrize(
+    ("kind", "budget"),
+    [*((kind, 20) for kind in KINDS), ("selective", None), pytest.param("h2o", 5000, marks=pytest.mark.slow)],
+)
 def test_storage_grows_under_a_compiled_step(kind, budget):
     """The graph is made anew a few times, not for every length."""
     case, counter = some_case(**{**KINDS[kind], "budget": budget}, size=36), CompileCounterWithBackend("aot_eager")

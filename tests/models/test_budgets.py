@@ -211,7 +211,7 @@ def test_the_decode_step_is_one_graph():
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("budgets", [None, [4, 7000, 260]], ids=["none", "some"])
+@pytest.mark.parametrize("budgets", [pytest.param(None, marks=pytest.mark.slow), [4, 7000, 260]], ids=["none", "some"])
 def test_compiled_steps_go_on_over_every_border_of_the_storage(budgets):
     """However many layers fill up at different times, few graphs are made."""
     model = tiny(positions="rotary", num_hidden_layers=len(budgets or "ab"), cache_budgets=budgets)

@@ -32,7 +32,7 @@ def test_the_fuzz_finds_what_is_wrong(monkeypatch):
         return found
 
     monkeypatch.setattr(fuzz, "run", wrong)
-    exact = [seed for seed in range(60) if fuzz.draw(seed).dtype != fuzz.torch.bfloat16]
+    exact = [seed for seed in range(36) if fuzz.draw(seed).dtype != fuzz.torch.bfloat16]
     for name in ("output", "memory", "d query", "d key", "d value"):
         seen = [bool(fuzz.check(seed)) for seed in exact if asks(fuzz.draw(seed), name)]
         assert sum(seen) > len(seen) / 4, name  # gradients of a draw may be 0, or its values too rough to tell

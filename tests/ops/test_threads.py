@@ -100,7 +100,7 @@ from selattn.utils import native
 from tests.ops import fuzz
 if native.unavailable():
     sys.exit(native.unavailable())
-print(native.target(), fuzz.run_all(0, 60))
+print(native.target(), fuzz.run_all(0, 25))
 """
     environment = os.environ | {"SELATTN_TARGET": target, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
