@@ -5,9 +5,10 @@ of the original under H2O, TOVA and Window+4 and of the converted models by thei
 every layer: the memory factors at the original's loss and at 1% more perplexity follow. All also answer the passkey
 test and write a text, unpruned and with 4 times less memory.
 
-Whether it forgets well or not, the record says how many tokens each was trained on, and at how many tokens one would
-expect 1% more perplexity with 4 times less memory: where a power law through the shortest and the longest conversion
-gets there. What is measured is kept beside the record until that is written: the same command goes on.
+Training on the text lowers the loss by itself, and there is no control here: what a conversion is worth shows in what
+4 times less memory costs of its own loss unpruned. The record says that for each number of tokens trained on, and at
+how many tokens one would expect it to be 1% of perplexity: where a power law through the shortest and the longest
+conversion gets there. What is measured is kept beside the record until that is written: the same command goes on.
 """
 
 from __future__ import annotations
@@ -53,11 +54,12 @@ def measure(
     found: Loaded, rows: torch.Tensor, policy: str, options: argparse.Namespace, parts: Parts
 ) -> dict[str, Any]:
     """One model under one policy, of what was not measured before."""
-    around = {"model": found.fingerprint, "policy": policy, "context": options.context, "rows": checksum(rows)}
+    around = {"model": found.fingerprint, "context": options.context, "rows": checksum(rows)}
     around |= {"items": options.items, "tokens": options.passkey_tokens}
     result: dict[str, Any] = {"policy": policy, "losses": {}}
     for factor in FACTORS:
-        chosen, key = None if factor == 1 else policy, {**around, "factor": factor}
+        chosen = None if factor == 1 else policy
+        key = {**around, "policy": chosen, "factor": factor}
         loss = parts.get({"what": "loss", **key}, float, partial(mean_loss, found, rows, chosen, factor))
         result["losses"][str(factor)] = loss
         if factor not in (1, SHOWN):
@@ -85,7 +87,7 @@ def converted(options: argparse.Namespace, steps: int) -> ConversionRecord:
 def expected_tokens(excess: dict[int, float], limit: float) -> float | None:
     """Tokens of training at which a power law through the first and the last point is at the limit.
 
-    excess: nats above the original's loss, by tokens of training. None where one point is not above 0, or where more
+    excess: nats that pruning costs, by tokens of training. None where one point is not above 0, or where more
     training did not help: then nothing can be expected of still more.
     """
     (first, before), (last, after) = min(excess.items()), max(excess.items())
@@ -126,13 +128,14 @@ def main() -> None:
         for steps, record in done.items():
             line = measure(load(options.runs / str(steps)), rows, "selective", options, parts)
             lines[f"converted, {steps} steps"] = line
-            excess[record.tokens] = line["losses"][str(SHOWN)] - limit
+            excess[record.tokens] = line["losses"][str(SHOWN)] - line["losses"]["1"]
         for line in lines.values():
             curve = {float(factor): value for factor, value in line["losses"].items()}
             line["factor"] = {"equal": crossing(curve, limit), "1% more": crossing(curve, limit + MORE)}
         body = {"model": Path(options.model).name, "fingerprint": original.fingerprint}
         body |= {"conversions": list(done.values()), "context": options.context, "text_rows": options.rows}
-        body |= {"items": options.items, "lines": lines, "expected_tokens": expected_tokens(excess, MORE)}
+        body |= {"items": options.items, "lines": lines, "cost": {str(at): nats for at, nats in excess.items()}}
+        body |= {"expected_tokens": expected_tokens(excess, MORE)}
         records.write_record(options.out, body, 0)
         parts.remove()
     table = Table("", *(f"{factor}x" for factor in FACTORS), "factor, equal", "factor, +1%", f"passkeys, {SHOWN}x")

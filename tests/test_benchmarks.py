@@ -151,22 +151,36 @@ def test_recipes_of_a_conversion(pretrained, tmp_path):
 
 @pytest.mark.slow
 def test_a_pretrained_model_is_converted_and_asked(pretrained, tmp_path):
-    options = "--context 32 --steps 2 --rows 2 --items 1 --passkey-tokens 150 --runs runs"
+    options = "--context 32 --steps 1 3 --rows 2 --items 1 --passkey-tokens 150 --runs runs"
     files = [pretrained / "llama", pretrained / "text.txt", pretrained / "text.txt"]
     found = run("convert_pretrained.py", tmp_path, *files, *options.split(), SELATTN_CACHE=str(tmp_path / "cache"))
-    lines = found["lines"]
-    assert list(lines) == ["original, h2o", "original, tova", "original, window+4", "converted"]
-    assert len({line["losses"]["1"] for name, line in lines.items() if name != "converted"}) == 1
-    assert len({line["losses"]["4"] for line in lines.values()}) == 4
+    lines, steps = found["lines"], [1, 3]
+    originals = [f"original, {policy}" for policy in ("h2o", "tova", "window+4")]
+    assert list(lines) == [*originals, *(f"converted, {n} steps" for n in steps)]
+    assert len({line["losses"]["1"] for name, line in lines.items() if name.startswith("original")}) == 1
+    assert len({line["losses"]["4"] for line in lines.values()}) == 5
     for line in lines.values():
         assert set(line["losses"]) == {"1", "2", "4", "8"}
         assert set(line["factor"]) == {"equal", "1% more"}
         for less in ("1 times less", "4 times less"):
             assert line[less]["text"]
             assert line[less]["passkeys"] in (0, 1)
-    assert found["conversion"]["tokens"] == 2 * 2 * 32
-    assert load(tmp_path / "runs").description.selects
+    assert [each["tokens"] for each in found["conversions"]] == [n * 2 * 32 for n in steps]
+    for n in steps:
+        losses = lines[f"converted, {n} steps"]["losses"]
+        assert found["cost"][str(n * 2 * 32)] == losses["4"] - losses["1"]
+        assert load(tmp_path / "runs" / str(n)).description.selects
     assert not list(tmp_path.glob("*.parts.jsonl"))
+
+
+def test_what_is_expected_of_more_training(monkeypatch):
+    """A power law that halves with three times the tokens halves once more with three times as many again."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from convert_pretrained import expected_tokens
+
+    assert expected_tokens({100: 0.4, 300: 0.2}, 0.1) == pytest.approx(900)
+    for nothing in ({100: 0.2, 300: 0.4}, {100: 0.4}, {100: 0.4, 300: 0.0}):
+        assert expected_tokens(nothing, 0.1) is None
 
 
 def test_a_whole_training_step_has_an_optimizer(tmp_path):
