@@ -36,6 +36,7 @@ from selattn.utils.distributed import Team
 
 FACTORS, SHOWN = (1, 2, 4, 8), 4  # times less memory; what texts are written and passkeys asked with
 MORE = math.log(1.01)  # nats: 1% of perplexity
+MUCH = math.log(1e6)  # times more tokens: a law that is drawn further says nothing
 
 
 def mean_loss(found: Loaded, rows: torch.Tensor, policy: str | None, factor: int) -> float:
@@ -88,13 +89,14 @@ def expected_tokens(excess: dict[int, float], limit: float) -> float | None:
     """Tokens of training at which a power law through the first and the last point is at the limit.
 
     excess: nats that pruning costs, by tokens of training. None where one point is not above 0, or where more
-    training did not help: then nothing can be expected of still more.
+    training did not help, or hardly: then nothing can be expected of still more.
     """
     (first, before), (last, after) = min(excess.items()), max(excess.items())
     if first == last or min(before, after) <= 0 or after >= before:
         return None
     slope = math.log(before / after) / math.log(last / first)
-    return last * (after / limit) ** (1 / slope)
+    more = math.log(after / limit) / slope
+    return last * math.exp(more) if more < MUCH else None
 
 
 def main() -> None:

@@ -179,7 +179,7 @@ def test_what_is_expected_of_more_training(monkeypatch):
     from convert_pretrained import expected_tokens
 
     assert expected_tokens({100: 0.4, 300: 0.2}, 0.1) == pytest.approx(900)
-    for nothing in ({100: 0.2, 300: 0.4}, {100: 0.4}, {100: 0.4, 300: 0.0}):
+    for nothing in ({100: 0.2, 300: 0.4}, {100: 0.4}, {100: 0.4, 300: 0.0}, {100: 0.4, 300: 0.3999}):
         assert expected_tokens(nothing, 0.1) is None
 
 
