@@ -1,6 +1,6 @@
 """How large the explorer's page is, how long it takes to open, and how long to change the layer and the position.
 
-    python benchmarks/explorer.py [--out results/explorer.json] [--shape TOKENS LAYERS]...
+    python -m benchmarks.explorer [--out results/explorer.json] [--shape TOKENS LAYERS]...
 
 Pages as `selattn explore` writes them, with F, S, attention, and when each token leaves for each policy and budget of
 the grid: of `zoo:memory-2048` on Python's own documentation. It has three layers; for more, each further three are
