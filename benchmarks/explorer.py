@@ -1,6 +1,6 @@
 """How large the explorer's page is, how long it takes to open, and how long to change the layer and the position.
 
-    python -m benchmarks.explorer [--out results/explorer.json] [--shape TOKENS LAYERS]...
+    python benchmarks/explorer.py [--out results/explorer.json] [--shape TOKENS LAYERS]...
 
 Pages as `selattn explore` writes them, with F, S, attention, and when each token leaves for each policy and budget of
 the grid: of `zoo:memory-2048` on Python's own documentation. It has three layers; for more, each further three are
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,8 @@ from selattn.report.trace import Trace
 from selattn.report.trace import trace as trace_of
 from selattn.utils.progress import ProgressLine
 from selattn.utils.records import write_record
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # the browser is the tests'
 from tests.report.browser import Tab, browser
 
 MODEL = "zoo:memory-2048"
