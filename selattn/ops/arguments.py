@@ -97,7 +97,7 @@ _TENSORS: dict[Any, _OneTensor] = {
 
 
 class Arguments:
-    """The arguments that a NamedTuple becomes: its tensors, then one list of all its numbers.
+    """The arguments that a NamedTuple becomes: its tensors, those of tuples inside it last, and a list of its numbers.
 
     One list, because an operator of many arguments is slow to call. What has no tensor in it is the same in most calls:
     its numbers, and what is read from them, are remembered.
@@ -110,19 +110,21 @@ class Arguments:
         self.cls = cls
         self.tensors: dict[str, str] = {}
         self._codecs: list[tuple[int, _Codec]] = []  # of the fields without tensors
-        self._others: list[tuple[int, _OneTensor | Arguments]] = []
+        self._own: list[tuple[int, _OneTensor]] = []  # of the fields that are tensors
+        self._inside: list[tuple[int, Arguments]] = []  # of the tuples with tensors in them
         for i, (name, kind) in enumerate(get_type_hints(cls).items()):
             part = _TENSORS.get(kind) or _CODECS.get(kind) or Arguments(kind, f"{prefix}{name}_")
-            if isinstance(part, _OneTensor):
-                self.tensors[prefix + name] = part.schema
-            elif isinstance(part, Arguments):
-                self.tensors |= part.tensors
-                if not part.tensors:
-                    part = _Codec(part._write_fields, part._read)
             if isinstance(part, _Codec):
                 self._codecs.append((i, part))
+            elif isinstance(part, _OneTensor):
+                self.tensors[prefix + name] = part.schema
+                self._own.append((i, part))
+            elif part.tensors:
+                self._inside.append((i, part))
             else:
-                self._others.append((i, part))
+                self._codecs.append((i, _Codec(part._write_fields, part._read)))
+        for _, part in self._inside:
+            self.tensors |= part.tensors
         self._numbers_of = lru_cache(maxsize=256)(self._numbers)
         self._template_of = lru_cache(maxsize=256)(self._template)
 
@@ -142,11 +144,9 @@ class Arguments:
 
     def _take_apart(self, value: Any, tensors: list[Tensor | None], plain: list[Any]) -> None:
         plain += [value[i] for i, _ in self._codecs]
-        for i, part in self._others:
-            if isinstance(part, Arguments):
-                part._take_apart(value[i], tensors, plain)
-            else:
-                tensors.append(value[i] if part.encode is None else part.encode(value[i]))
+        tensors += [value[i] if part.encode is None else part.encode(value[i]) for i, part in self._own]
+        for i, inside in self._inside:
+            inside._take_apart(value[i], tensors, plain)
 
     def _numbers(self, plain: tuple[Any, ...]) -> list[float]:
         """The numbers of the values that `_take_apart` found. Nobody changes this list."""
@@ -157,9 +157,8 @@ class Arguments:
     def _write(self, plain: Iterator[Any], to: list[float]) -> None:
         for _, codec in self._codecs:
             codec.write(next(plain), to)
-        for _, part in self._others:
-            if isinstance(part, Arguments):
-                part._write(plain, to)
+        for _, inside in self._inside:
+            inside._write(plain, to)
 
     def _write_fields(self, value: Any, to: list[float]) -> None:
         """The numbers of a value without tensors."""
@@ -174,22 +173,20 @@ class Arguments:
     def _fill(self, template: Any, tensors: Iterator[Tensor | None]) -> Any:
         """A template with its tensors in it."""
         values = list(template)
-        for i, part in self._others:
-            if isinstance(part, Arguments):
-                values[i] = part._fill(values[i], tensors)
-            else:
-                values[i] = next(tensors) if part.decode is None else part.decode(next(tensors))
-        return self.cls(*values)
+        for i, part in self._own:
+            values[i] = next(tensors) if part.decode is None else part.decode(next(tensors))
+        for i, inside in self._inside:
+            values[i] = inside._fill(values[i], tensors)
+        return self.cls._make(values)
 
     def _template(self, numbers: tuple[float, ...]) -> Any:
         return self._read(iter(numbers))
 
     def _read(self, numbers: Iterator[float]) -> Any:
         """The value that was written as these numbers, with None for each tensor; in the order of `_write`."""
-        values: list[Any] = [None] * (len(self._codecs) + len(self._others))
+        values: list[Any] = [None] * (len(self._codecs) + len(self._own) + len(self._inside))
         for i, codec in self._codecs:
             values[i] = codec.read(numbers)
-        for i, part in self._others:
-            if isinstance(part, Arguments):
-                values[i] = part._read(numbers)
+        for i, inside in self._inside:
+            values[i] = inside._read(numbers)
         return self.cls(*values)

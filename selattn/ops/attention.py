@@ -154,9 +154,10 @@ def selective_attention(
         The output [B, H, N, Dv]; with `return_aux`, the output and an `AuxOutput`. All of it has gradients with respect
         to query, key, value, a floating point attn_mask, the separate form and initial_f.
     """
-    checks.kinds(selection=selection, strength=strength, tau=tau)
+    checks.kinds(
+        selection=selection, strength=strength, tau=tau, query=query, key=key, value=value, is_causal=is_causal
+    )
     checks.optional(selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
-    checks.kinds(query=query, key=key, value=value, is_causal=is_causal)
     if not is_causal:
         raise checks.error("selective attention is causal: leave is_causal at True")
     query, key, value, selection_query, selection_key = autocast.cast(query, key, value, selection_query, selection_key)
@@ -174,8 +175,10 @@ def selective_attention(
     checks.selection(query, key, selection, selection_query, selection_key)
     checks.positive("tau", tau)
     checks.strength(strength)
-    request = request._replace(selection_query=selection_query, selection_key=selection_key)
-    request = request._replace(initial_f=_initial_f(request, initial_f))
+    if selection_query is not None:
+        request = request._replace(selection_query=selection_query, selection_key=selection_key)
+    if (before := _initial_f(request, initial_f)) is not None:
+        request = request._replace(initial_f=before)
     return _run(request, return_aux, backend)
 
 

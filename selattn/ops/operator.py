@@ -158,9 +158,17 @@ class Operator(Generic[Call, Results]):
 
 def attend(operator: Operator[Request, Any], request: Request) -> Attention:
     """The output, and of what else is wanted the results of that name."""
-    found = operator(request._replace(gradient=transforms.differentiated(request)))._asdict()
-    asked = {name: found.get(name) for name, asked in request.wanted._asdict().items() if asked}
-    return Attention(found["output"], AuxOutput(**asked))
+    wanted = request.wanted
+    gradient = transforms.differentiated(request)
+    found: Any = operator(request._replace(gradient=True) if gradient else request)
+    if not any(wanted):
+        return Attention(found.output)
+    return Attention(
+        found.output,
+        AuxOutput(
+            *(getattr(found, name, None) if asked else None for name, asked in zip(wanted._fields, wanted, strict=True))
+        ),
+    )
 
 
 def _tensors(names: tuple[str, ...]) -> str:

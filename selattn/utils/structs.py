@@ -41,13 +41,13 @@ class Struct:
 
     def pack(self, **values: Any) -> bytes:
         """The bytes of the struct. The caller keeps the tensors alive as long as the library reads them."""
-        if values.keys() != self.fields.keys():
-            missing, surplus = self.fields.keys() - values.keys(), values.keys() - self.fields.keys()
-            raise TypeError(
-                f"struct {self.name}: missing {sorted(missing)}, unknown {sorted(surplus)}; if nothing changed here, "
-                "the compiled library is of another version: build it again with `python setup.py build_ext --inplace`"
-            )
-        flat: list[Any] = list(self._in_order(values))  # every step of decoding passes here: as few looks as can be
+        # Every step of decoding passes here: as few looks as can be. As many fields, and each of them found: the same.
+        try:
+            flat: list[Any] = list(self._in_order(values))
+        except KeyError:
+            raise self._mismatch(values) from None
+        if len(values) != len(self.fields):
+            raise self._mismatch(values)
         for at in self._pointers:
             value = flat[at]
             flat[at] = 0 if value is None else value.data_ptr()
@@ -55,6 +55,13 @@ class Struct:
             value = flat[at]
             flat[at : at + 1] = (0, 0, 0) if value is None else value.stride()[:3]
         return self._packer.pack(*flat)
+
+    def _mismatch(self, values: dict[str, Any]) -> TypeError:
+        missing, surplus = self.fields.keys() - values.keys(), values.keys() - self.fields.keys()
+        return TypeError(
+            f"struct {self.name}: missing {sorted(missing)}, unknown {sorted(surplus)}; if nothing changed here, "
+            "the compiled library is of another version: build it again with `python setup.py build_ext --inplace`"
+        )
 
 
 @cache

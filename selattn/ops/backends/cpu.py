@@ -26,7 +26,15 @@ from selattn.ops.backends.cpu_folds import (
     until_of,
     whole_bias,
 )
-from selattn.ops.backends.cpu_library import BLOCK, DTYPES, call_library, cannot_hold, dense_rows, rules_fields
+from selattn.ops.backends.cpu_library import (
+    BLOCK,
+    DTYPES,
+    call_library,
+    cannot_hold,
+    dense_rows,
+    integers,
+    rules_fields,
+)
 from selattn.ops.operator import Came, Kernel, Operator, Saved, attend
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.precision import compute_dtype
@@ -55,8 +63,8 @@ class Cpu(Backend):
             "it has no dropout": r.rules.dropout_p > 0,
             "it takes masks as sequences and windows only": r.mask is not None,
             "it has no sparse patterns": r.rules.pattern is not None,
-            "it has no gradient through an initial or final F": transforms.differentiated(r)
-            and (r.wanted.final_f or r.initial_f is not None),
+            "it has no gradient through an initial or final F": (r.wanted.final_f or r.initial_f is not None)
+            and transforms.differentiated(r),
         }
         reason = cannot_hold(r.query, *(x for x in (r.value, r.selection_query) if x is not None))
         return reason or next((reason for reason, holds in reasons.items() if holds), None)
@@ -90,33 +98,37 @@ class Results(NamedTuple):
 
 
 def _shapes(r: Request) -> Results:
-    exact = r.query.new_empty(0, dtype=compute_dtype(r.query.dtype))
+    return _empty_results(r, folds_of(r))
+
+
+def _empty_results(r: Request, folds: Folds) -> Results:
+    empty, exact = r.query.new_empty, compute_dtype(r.query.dtype)
     batch, heads, rows = r.query.shape[:3]
-    keys, folds = r.key.shape[2], folds_of(r)
+    keys = r.key.shape[2]
     # In one row: as a size of its own, the number of blocks would be a constant of a compiled graph where it is 1.
     of_blocks = (batch, -(-rows // BLOCK) * keys * folds.number) if r.gradient and r.rules.selection is not None else 0
     return Results(
-        output=r.query.new_empty(batch, heads, rows, r.value.shape[3]),
-        lse=exact.new_empty(batch, heads, rows),
-        memory=exact.new_empty((batch, folds.masks, rows) if r.wanted.memory else 0),
-        final_f=exact.new_empty((batch, folds.masks, keys) if r.wanted.final_f else 0),
-        block_f=exact.new_empty(of_blocks),
-        dead=exact.new_empty(batch, folds.number, keys, dtype=torch.int32),
-        living=exact.new_empty(batch if r.wanted.living else 0, dtype=torch.float64),
+        output=empty((batch, heads, rows, r.value.shape[3])),
+        lse=empty((batch, heads, rows), dtype=exact),
+        memory=empty((batch, folds.masks, rows) if r.wanted.memory else 0, dtype=exact),
+        final_f=empty((batch, folds.masks, keys) if r.wanted.final_f else 0, dtype=exact),
+        block_f=empty(of_blocks, dtype=exact),
+        dead=empty((batch, folds.number, keys), dtype=torch.int32),
+        living=empty(batch if r.wanted.living else 0, dtype=torch.float64),
     )
 
 
 def _forward(r: Request) -> Results:
-    found, folds = _shapes(r), folds_of(r)
+    folds = folds_of(r)
+    found = _empty_results(r, folds)
     pairs = torch.zeros(r.query.shape[0], folds.number, dtype=torch.int64) if r.wanted.living else None
     # The library gives M and F of every fold; those of one mask are the same.
     of_folds = {
         name: x.new_empty(x.shape[0], folds.number, x.shape[2]) if x.numel() and folds.each > 1 else x
         for name, x in (("memory", found.memory), ("final_f", found.final_f))
     }
-    none = ("d_output", "d_output_stride", "d_memory", "dq", "dk", "dv", "d_form_query", "d_form_key")
-    backward = dict.fromkeys(none) | {"d_scale": 0.0} | _gradient_fields(None, None)
-    _run("selattn_forward", r, folds, form_of(r, folds), found._asdict() | of_folds | {"living": pairs} | backward)
+    fields = {**_NO_GRADIENTS, **found._asdict(), **of_folds, "living": pairs}
+    _run("selattn_forward", r, folds, form_of(r, folds), fields)
     if folds.each > 1:
         found = found._replace(**{name: x[:, :: folds.each].clone() for name, x in of_folds.items() if x.numel()})
     return found if pairs is None else found._replace(living=_share(pairs.sum(1), r, folds))
@@ -202,6 +214,13 @@ def _gradient_fields(d_bias: tuple[Tensor, Tensor] | None, d_form_bias: tuple[Te
     return fields
 
 
+_NO_GRADIENTS = {
+    **dict.fromkeys(("d_output", "d_output_stride", "d_memory", "dq", "dk", "dv", "d_form_query", "d_form_key")),
+    "d_scale": 0.0,
+    **_gradient_fields(None, None),
+}
+
+
 def _run(function: str, r: Request, folds: Folds, form: Form | None, results: dict[str, Any]) -> None:
     """Call the library, which writes to the results."""
     if r.query.shape[0] == 0:
@@ -229,7 +248,7 @@ def _run(function: str, r: Request, folds: Folds, form: Form | None, results: di
         "value_stride": value,
         **rules_fields(r.rules, query),
         "selects": r.rules.selection is not None,
-        "selecting": torch.tensor(folds.heads, dtype=torch.int64),
+        "selecting": integers(folds.heads),
         **form_fields(form),
         **bias_fields("bias", bias),
         "bias_top": None

@@ -41,7 +41,7 @@ class Folds(NamedTuple):
     number: int  # P, a multiple of the number of masks
     masks: int  # S, 1 if nothing selects
     repeat: int  # folds, at least 1, that a key-value head has query heads in
-    heads: list[int]  # [P] the selecting head of each, counted in the fold; below 0: a form selects
+    heads: tuple[int, ...]  # [P] the selecting head of each, counted in the fold; below 0: a form selects
 
     @property
     def form(self) -> bool:
@@ -56,16 +56,18 @@ class Folds(NamedTuple):
 
 def folds_of(r: Request) -> Folds:
     """The shares that the heads of a call have to be in."""
+    selection, own_form = r.rules.selection, r.selection_query is not None
     heads, groups, masks = r.query.shape[1], r.key.shape[1], r.masks or 1
     count = math.lcm(masks, 1 if r.until is None else r.until.shape[1])
     share = heads // count
-    own = [-1] * count
-    if r.rules.selection is None:
-        own = [0] * count
-    elif r.selection_query is None and count == masks:
-        own = [head - fold * share for fold, head in enumerate(r.rules.selection.heads)]
-    if not all(0 <= head < share for head in own):
-        own = [-1] * count
+    own: tuple[int, ...] = (-1,) * count
+    if selection is None:
+        own = (0,) * count
+    elif not own_form and count == masks:
+        first = (head - fold * share for fold, head in enumerate(selection.heads))
+        own = tuple(head if 0 <= head < share else -1 for head in first)
+    if min(own) < 0:
+        own = (-1,) * count
     return Folds(count, masks, math.lcm(groups, count) // groups, own)
 
 
@@ -80,9 +82,10 @@ def until_of(r: Request, folds: Folds) -> Tensor | None:
 
 def form_of(r: Request, folds: Folds) -> Form | None:
     """What selects in the place of the folds' own heads."""
-    selection, until = r.rules.selection, until_of(r, folds)
+    selection = r.rules.selection
     if selection is None or not folds.form:
         return None
+    until = until_of(r, folds)
     if r.selection_query is not None and r.selection_key is not None:
         query, key = (
             form_of_type(x, r.query).repeat_interleave(folds.each, 1) for x in (r.selection_query, r.selection_key)
@@ -105,9 +108,7 @@ def form_of(r: Request, folds: Folds) -> Form | None:
 def form_fields(form: Form | None) -> dict[str, Any]:
     """The fields of the form."""
     if form is None:
-        names = ("form_query", "form_key", "form_query_stride", "form_key_stride", "form_until")
-        numbers = dict.fromkeys(("form_size", "form_dtype", "form_scale", "form_softcap"), 0)
-        return dict.fromkeys(names) | numbers | bias_fields("form_bias", None)
+        return _NO_FORM
     query, key = dense_rows(form.query), dense_rows(form.key)
     return {
         "form_size": query.shape[-1],
@@ -127,6 +128,13 @@ def bias_fields(name: str, bias: Tensor | None) -> dict[str, Any]:
     """The fields of a bias [B, heads, N, M], or of a gradient; broadcast dimensions have a stride of 0."""
     key = 0 if bias is None else bias.stride(-1)
     return {name: bias, f"{name}_stride": bias, f"{name}_key": key}
+
+
+_NO_FORM = {
+    **dict.fromkeys(("form_query", "form_key", "form_query_stride", "form_key_stride", "form_until")),
+    **dict.fromkeys(("form_size", "form_dtype", "form_scale", "form_softcap"), 0),
+    **bias_fields("form_bias", None),
+}
 
 
 def whole_bias(r: Request, bias: Tensor, heads: int) -> Tensor:

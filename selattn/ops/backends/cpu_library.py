@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -44,8 +45,20 @@ def rules_fields(rules: Rules, query: Tensor) -> dict[str, Any]:
         "softcap": rules.softcap or 0.0,
         "window": rules.window or 0,
         "strength": strength,
-        **(rules.selection or Selection()).switches,
+        **_switches(rules.selection),
     }
+
+
+@lru_cache(maxsize=256)
+def _switches(selection: Selection | None) -> dict[str, bool]:
+    """Those of the selection, and any where nothing selects. Nobody changes this dictionary."""
+    return (selection or Selection()).switches
+
+
+@lru_cache(maxsize=256)
+def integers(values: tuple[int, ...]) -> Tensor:
+    """As the library reads them; made once, not with every call."""
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def dense_rows(x: Tensor) -> Tensor:

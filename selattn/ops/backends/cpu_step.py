@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import torch
 from torch import Tensor
 
@@ -13,6 +11,7 @@ from selattn.ops.backends.cpu_library import (
     dense_rows,
     form_fields,
     form_of_type,
+    integers,
     policy_number,
     rules_fields,
 )
@@ -61,7 +60,7 @@ def step(request: StepRequest) -> Tensor:
     if tokens.selection_query is not None and tokens.selection_key is not None and form_keys is not None:
         assert form_keys.is_contiguous()
         form = (dense_rows(tokens.selection_query), dense_rows(tokens.selection_key))
-    heads_that_select = _numbers(selection.heads) if selection is not None and form_keys is None else None
+    heads_that_select = integers(selection.heads) if selection is not None and form_keys is None else None
     packed = struct("Step").pack(
         policy=number,
         parameter=parameter,
@@ -99,12 +98,6 @@ def step(request: StepRequest) -> Tensor:
     )
     call_library("selattn_decode", packed, who="the cache", smaller="smaller budgets")
     return out
-
-
-@lru_cache(maxsize=64)
-def _numbers(heads: tuple[int, ...]) -> Tensor:
-    """As the library reads them; made once, not with every step."""
-    return torch.tensor(heads, dtype=torch.int64)
 
 
 def _bias(request: StepRequest) -> Tensor | None:

@@ -51,16 +51,16 @@ def find_backend(backend: str | Backend) -> Backend:
 
 def attend(request: Request, backend: str | Backend) -> Attention:
     """Run the request on that backend, under autocast in its dtype."""
-    device = request.query.device.type
-    if autocast.is_on(device):
-        names = ("query", "key", "value", "selection_query", "selection_key")
-        inputs = autocast.cast(*(getattr(request, name) for name in names))
-        request = request._replace(**dict(zip(names, inputs, strict=True)))
     wanted = request.wanted.of(request.rules)
     if wanted is not request.wanted:
         request = request._replace(wanted=wanted)
-    with autocast.off(device):
+    device = request.query.device.type
+    if not autocast.is_on(device):
         return _attend(request, backend)
+    names = ("query", "key", "value", "selection_query", "selection_key")
+    inputs = autocast.cast(*(getattr(request, name) for name in names))
+    with autocast.off(device):
+        return _attend(request._replace(**dict(zip(names, inputs, strict=True))), backend)
 
 
 def _attend(request: Request, backend: str | Backend) -> Attention:
