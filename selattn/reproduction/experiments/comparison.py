@@ -15,7 +15,11 @@ from selattn.reproduction.trio import trio
 from selattn.reproduction.verdicts import differences
 from selattn.utils.typed import to_json
 
-_CURVES = ("selective", "memory loss", *POLICIES)
+_OURS = {  # curves: what claims call them
+    "selective": ("Selective attention", "selective"),
+    "memory loss": ("Selective attention with the memory loss", "selective with the memory loss"),
+}
+_CURVES = (*_OURS, *POLICIES)
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -47,12 +51,12 @@ def evaluate(lab: Lab) -> Found:
     small = min(sizes, key=lambda size: abs(size - context // 16))
     claims = tuple(
         Claim(
-            f"Selective attention has a better trade-off than {name}.",
-            differences(at[name, text, small], at["memory loss", text, small]),
-            f"{name}'s loss less that of selective with the memory loss, {small} tokens a layer, {text}, nats",
+            f"{who} has a better trade-off than {name}.",
+            differences(at[name, ALL, small], at[curve, ALL, small]),
+            f"{name}'s loss less that of {what}, {small} tokens a layer, nats",
         )
+        for curve, (who, what) in _OURS.items()
         for name in POLICIES
-        for text in (ALL, LONG)
     )
     notes = (
         "H2O, TOVA and Window+4 evict from the standard model with the same budget in every layer; selective models "

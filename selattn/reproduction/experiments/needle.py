@@ -14,6 +14,14 @@ from selattn.reproduction.needle import Needles, NeedleScore, hide, score
 from selattn.reproduction.pruned import POLICIES, search
 from selattn.reproduction.scales import Scale
 from selattn.reproduction.trio import KINDS, TITLES, trio
+from selattn.reproduction.verdicts import differences
+
+_COPIES = 0.1  # nats a token: what a sentence must be worth before anybody speaks of copying
+_WHO = {
+    "standard": "Standard attention",
+    "selective": "Selective attention",
+    "memory": "Selective attention with the memory loss",
+}
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -83,28 +91,50 @@ def _documents(lab: Lab, loaded: Loaded, context: int) -> list[list[int]]:
 
 
 def _claims(scores: dict[tuple[str, int], list[NeedleScore]], context: int, sizes: Sequence[int]) -> tuple[Claim, ...]:
-    size = sizes[-1]
     gains = {where: tuple(each.gain for each in found) for where, found in scores.items()}
-    memory = TITLES["memory"]
-    kept = tuple(a / b if b > 0 else None for a, b in zip(gains[memory, size], gains[memory, context], strict=True))
-    return (
+    whole = {TITLES[kind]: gains[TITLES[kind], context] for kind in KINDS}
+    worth = "nats a token that the sentence is worth"
+    copies = [
+        Claim(f"{_WHO[kind]} copies a name from far back.", whole[TITLES[kind]], f"{worth}, whole cache", than=_COPIES)
+        for kind in KINDS
+    ]
+    keeps = [
         Claim(
-            "The models copy a name from far back at all, with a whole cache.",
-            gains[TITLES["selective"], context], "nats a token that the sentence is worth, selective, whole cache",
-        ),
+            f"{_WHO[kind]} still copies a name, pruned {context // size} times.",
+            _share(gains[TITLES[kind], size], whole[TITLES[kind]]),
+            f"share of the worth that is left, {size} tokens a layer",
+            than=0.5,
+            digits=2,
+            caveat=_nothing(whole[TITLES[kind]]),
+        )
+        for kind in ("selective", "memory")
+        for size in sizes[1:]
+    ]
+    beside = [
         Claim(
-            f"Pruned {context // size} times, the model with the memory loss still does.",
-            kept, "share of the worth that is left", than=0.5, digits=2,
-        ),
-        *(
-            Claim(
-                f"It keeps more of it than {name} does at the same size.",
-                tuple(a - b for a, b in zip(gains[memory, size], gains[f"standard, {name}", size], strict=True)),
-                "nats a token more",
-            )
-            for name in POLICIES
-        ),
-    )  # fmt: skip
+            f"{name} keeps less of what the standard model copies.",
+            differences(
+                _share(gains[TITLES["selective"], size], whole[TITLES["selective"]]),
+                _share(gains[f"standard, {name}", size], whole[TITLES["standard"]]),
+            ),
+            f"share that selective attention keeps less that of {name}, {size} tokens a layer",
+            digits=2,
+            caveat=_nothing(whole[TITLES["standard"]]),
+        )
+        for name in POLICIES
+        for size in sizes[1:2]
+    ]
+    return (*copies, *keeps, *beside)
+
+
+def _nothing(whole: Sequence[float]) -> str:
+    """The caveat of a model that copies nothing."""
+    return "" if any(worth > _COPIES for worth in whole) else "for it copies none with a whole cache"
+
+
+def _share(left: Sequence[float], whole: Sequence[float]) -> tuple[float | None, ...]:
+    """What is left of a worth, seed by seed; None where a model copies nothing, so that there is nothing to lose."""
+    return tuple(a / b if b > _COPIES else None for a, b in zip(left, whole, strict=True))
 
 
 def _notes(distance: int) -> tuple[str, ...]:
