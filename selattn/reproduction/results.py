@@ -11,7 +11,7 @@ from selattn.reproduction.experiments import EXPERIMENTS
 from selattn.reproduction.experiments.local import SAME
 from selattn.reproduction.experiments.model_size import DISAGREES
 from selattn.reproduction.frame import Claim, Reproduction
-from selattn.reproduction.tables import seeds_of, table_of
+from selattn.reproduction.tables import seeds_of, table_of, what_was_run
 from selattn.reproduction.verdicts import LEAST, verdict
 from selattn.utils.files import write_text
 from selattn.utils.records import read_body
@@ -67,7 +67,7 @@ def _claims(found: Sequence[Reproduction]) -> str:
     lines = ["| claim | in the paper | what was run | ours | the paper's | verdict |", "|" + " --- |" * 6]
     for record in found:
         for claim in record.claims:
-            run = f"{record.experiment}: {record.data}"
+            run = f"{record.experiment}: {what_was_run(record)}"
             cells = (claim.text, record.paper, run, _ours(claim), _papers(claim), verdict(claim, record.scale))
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from selattn.reproduction.frame import Cell, Reproduction
+from selattn.training.identity import source_name
 
+_PRECISIONS = {"bf16": "bf16", "fp16": "fp16"}  # that are worth a word
 _SPECIAL = re.compile(r"([&%$#_{}])")
 
 
@@ -66,8 +68,29 @@ def table_of(record: Reproduction) -> Table:
         body.append(tuple(texts))
     runs = "one run" if len(record.seeds) == 1 else f"mean of {len(record.seeds)} seeds (smallest to largest)"
     trained = record.models or record.earlier
-    where = f"{record.scale} scale, {runs}; {record.data}" if trained else record.data
+    where = f"{record.scale} scale, {runs}; {what_was_run(record)}" if trained else record.data
     return Table(f"{record.paper}: {record.sentence} ({where})", tuple(headings), tuple(body), record.notes)
+
+
+def what_was_run(record: Reproduction) -> str:
+    """The text, and what all the language models of a record have in common: `enwik8-clean, d=3, context 512, ...`."""
+    read = [model for model in record.models if model.run["data"].get("kind") == "text"]
+    if not read or len(read) < len(record.models):
+        return record.data
+
+    def common(values: Sequence[object], text: str) -> list[str]:
+        return [text.format(values[0])] if len(set(values)) == 1 and values[0] is not None else []
+
+    return ", ".join(
+        [
+            source_name(record.data),
+            *common([model.run["model"].get("num_hidden_layers") for model in read], "d={}"),
+            *common([model.run["data"].get("context") for model in read], "context {}"),
+            *common([model.run["model"].get("positions", "learned") for model in read], "{} positions"),
+            *common([f"{model.tokens / 1e6:.1f}".removesuffix(".0") for model in read], "{} million tokens"),
+            *common([_PRECISIONS.get(model.run["machine"]["precision"]) for model in read], "trained in {}"),
+        ]
+    )
 
 
 def ours(cell: Cell) -> str:

@@ -37,6 +37,7 @@ _PAPER = {
     ("memory", "gain", ALL): 3.0,
 }
 CURVES = {"selective": "selective", "memory": "memory loss"}
+_WHO = {"selective": "Selective attention", "memory": "Selective attention with the memory loss"}
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -94,27 +95,28 @@ def base_loss(found: Tradeoff, text: str) -> float:
 
 def _claims(factors: Mapping[tuple[str, str, str], tuple[float | None, ...]]) -> tuple[Claim, ...]:
     at = "times less memory at the standard model's loss (0: above it with everything kept)"
+    own = f"times less memory within {GAIN} nats of its own unpruned loss"
     factors = {what: tuple(value or 0.0 for value in values) for what, values in factors.items()}
+    found = []
+    for kind, who in _WHO.items():
+        for what, text, claim in (
+            ("equal", ALL, "holds the standard model's loss with several times less memory"),
+            ("equal", LONG, "does so on documents that fill the context"),
+            ("gain", ALL, "keeps its own loss with several times less memory"),
+        ):
+            found.append(
+                Claim(
+                    f"{who} {claim}.",
+                    factors[kind, what, text],
+                    at if what == "equal" else own,
+                    than=1.0,
+                    paper=_PAPER.get((kind, what, text)),
+                    digits=1,
+                )
+            )
     more = differences(factors["memory", "equal", ALL], factors["selective", "equal", ALL])
-    return (
-        Claim(
-            "Selective attention holds the standard model's loss with several times less memory.",
-            factors["selective", "equal", ALL], at, than=1.0, paper=5.0, digits=1,
-        ),
-        Claim(
-            "With the memory loss it holds it with even less.",
-            more, "factor with the memory loss less the factor without (0: no factor)", paper=11.0, digits=1,
-        ),
-        Claim(
-            "On documents that fill the context, too.",
-            factors["memory", "equal", LONG], at, than=1.0, paper=12.0, digits=1,
-        ),
-        Claim(
-            "The gain itself is kept with several times less memory.",
-            factors["memory", "gain", ALL], f"times less memory within {GAIN} nats of the unpruned loss",
-            than=1.0, paper=3.0, digits=1,
-        ),
-    )  # fmt: skip
+    what = "factor at the standard model's loss with the memory loss less that without (0: no factor)"
+    return (*found, Claim("The memory loss saves more memory.", more, what, paper=11.0, digits=1))
 
 
 def _notes(lab: Lab) -> tuple[str, ...]:
