@@ -1,6 +1,6 @@
 """Training throughput: `python benchmarks/training.py`. Selective beside standard, and the Trainer beside a bare loop.
 
-The runs are those of the language-model comparison and of the zoo (`zoo-standard`, `zoo-selective`, `zoo-memory`), on
+The runs are those of the zoo (`zoo-standard`, `zoo-selective`, `zoo-memory`), on
 the text that comes with Python unless --source names another. The rivals take turns in one process and see the same
 batches. What is timed are the steps between the first few and the last: data, forward, backward, clipping, AdamW and,
 for the Trainer, its bookkeeping and our log; no evaluation and no checkpoint, which a bare loop would have to pay as

@@ -20,6 +20,7 @@ from selattn.training.launch import train
 from selattn.training.overrides import override
 from selattn.training.record import Score, TrainingRecord
 from selattn.training.runs import find_run
+from selattn.training.runs.zoo import YOUNG
 from selattn.utils.records import check_output, write_record
 from selattn.utils.suggest import advice
 
@@ -34,11 +35,13 @@ class Study:
         question: what it is about, in a line.
         runs: names of shipped runs.
         seeds: each run is carried out with each of them; runs with the same seed see the same data in the same order.
+        settings: `field=value` that every run has, unless the user sets another.
     """
 
     question: str
     runs: tuple[str, ...]
     seeds: tuple[int, ...] = SEEDS
+    settings: tuple[str, ...] = ()
 
 
 STUDIES = {
@@ -58,6 +61,7 @@ STUDIES = {
     "lm_comparison": Study(
         "How do the losses of language models with the same data in the same order compare?",
         ("zoo-standard", "zoo-selective", "zoo-memory"),
+        settings=YOUNG,
     ),
 }
 
@@ -152,7 +156,7 @@ def run_study(
     finished = []
     for seed in chosen.seeds:
         for run_name in chosen.runs:
-            run = dataclasses.replace(override(find_run(run_name), settings), seed=seed)
+            run = dataclasses.replace(override(find_run(run_name), [*chosen.settings, *settings]), seed=seed)
             where = Path(runs) / label / f"{run_name}-seed{seed}"
             done = train(run, where, resume=True, display=display(f"{run_name} seed {seed}"))
             if done.record is None:
