@@ -14,7 +14,7 @@ from selattn.models.loading import load
 from selattn.utils import records
 from tests import forked
 from tests.conversion.tiny import llama_folder
-from tests.evaluation.folders import text_file
+from tests.evaluation.folders import model_folder, pieces, text_file
 from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
 from tools.numbers import ROOT, corrected, faults
 from tools.sources import Node, read_records
@@ -192,13 +192,13 @@ def test_a_whole_training_step_has_an_optimizer(tmp_path):
 
 
 def test_what_another_tokenizer_splits_differently_is_counted(tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("\n\n".join(f"The city number {i} is unrelated to barrels." for i in range(40)))
-    rows = run("splitting.py", tmp_path, *["zoo:memory", "zoo:standard", "--validation", "0.5", "--data"], text)["rows"]
-    assert [(row["models"], row["split"]) for row in rows] == [
-        (["zoo:memory", "zoo:standard"], "train"),
-        (["zoo:memory", "zoo:standard"], "validation"),
-    ]
+    models = [model_folder(tmp_path / name) for name in ("one", "other")]
+    for model in models:  # as folders of older versions have it
+        (model / "tokenizer.model").write_bytes(pieces())
+    text = text_file(tmp_path / "text.txt")
+    rows = run("splitting.py", tmp_path, *models, "--validation", "0.5", "--data", text)["rows"]
+    names = [str(model) for model in models]
+    assert [(row["models"], row["split"]) for row in rows] == [(names, "train"), (names, "validation")]
     assert sum(row["documents"] for row in rows) == 40
     assert all(row["documents_that_differ"] == row["places"] == 0 for row in rows)  # short ones never do
 
