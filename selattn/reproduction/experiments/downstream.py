@@ -72,7 +72,13 @@ def evaluate(lab: Lab) -> Found:
         "made-up questions" if lab.scale.name == "smoke" else f"{lab.scale.questions or 'all'} questions of each task"
     )
     lab.settings["questions"] = lab.scale.questions
-    return Found(tuple(cells), claims, (f"{asked.capitalize()}, without examples, through lm-eval.",))
+    notes = [f"{asked.capitalize()}, without examples, through lm-eval."]
+    if lab.scale.questions:
+        error = 50 / lab.scale.questions**0.5
+        notes.append(
+            f"So few questions have a standard error of up to {error:.1f} points: smaller differences say nothing."
+        )
+    return Found(tuple(cells), claims, tuple(notes))
 
 
 def _asked(lab: Lab, name: str, seed: int, folder: Path | None) -> Comparison:
