@@ -44,10 +44,10 @@ def plots(second: str) -> dict[str, str]:
     return {
         "tokens": f"tokens {ASSIGNMENT[0]} --position 33 --record {kept}/assignment.json",
         "attention": f"attention {' '.join(ASSIGNMENT)}",
-        "masking": "masking zoo:memory --text paper",
-        "words": f"words zoo:memory --text {TEXT} --record {kept}/words.json",
-        "kept": "kept zoo:memory@32 --text paper",
-        "masking-mean": f"masking-mean zoo:memory {MANY} --record {kept}/mean.json",
+        "masking": "masking zoo:selective --text paper",
+        "words": f"words zoo:selective --text {TEXT} --record {kept}/words.json",
+        "kept": "kept zoo:selective@64 --text paper",
+        "masking-mean": f"masking-mean zoo:selective {MANY} --record {kept}/mean.json",
         "stability": f"stability {kept}/mean.json {second} {MANY}",
         "search": f"search {SEARCH} --title 'A search for budgets: selective attention with the memory loss, seed 0'",
         "tradeoff": "tradeoff results/tradeoff.json",
@@ -57,11 +57,11 @@ def plots(second: str) -> dict[str, str]:
 
 
 # Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
-EXPLORER = f"explore zoo:memory --text {TEXT} --policies selective h2o --budgets 16 32"
+EXPLORER = f"explore zoo:selective --text {TEXT} --policies selective h2o --budgets 32 64"
 VIEWS = {
-    "explorer": ("#l=1&p=9999&w=selective&k=16&t=150&two=1&l2=1&w2=h2o&k2=16", 1180, 900, "light"),
-    "explorer-dark": ("#l=1&p=9999&w=selective&k=16&t=150", 1180, 620, "dark"),
-    "explorer-phone": ("#l=1&p=9999&w=selective&k=16", 390, 844, "light"),
+    "explorer": ("#l=2&p=9999&w=selective&k=64&t=150&two=1&l2=2&w2=h2o&k2=64", 1180, 900, "light"),
+    "explorer-dark": ("#l=2&p=9999&w=selective&k=64&t=150", 1180, 620, "dark"),
+    "explorer-phone": ("#l=2&p=9999&w=selective&k=64", 390, 844, "light"),
 }
 
 
@@ -71,9 +71,9 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(''), *VIEWS))} (default: all)")
     parser.add_argument(
         "--second",
-        default="zoo:selective",
+        default="zoo:memory",
         metavar="MODEL",
-        help="compared with zoo:memory in stability: another seed, if at hand (default: zoo:selective)",
+        help="compared with zoo:selective in stability: another seed, if at hand (default: zoo:memory)",
     )
     args = parser.parse_args()
     os.chdir(ROOT)
