@@ -79,38 +79,35 @@ def _told(value: Any) -> str:
 
 def tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
     """Ranks, sizes, dtypes and devices of query, key and value."""
-    named = {"query": query, "key": key, "value": value}
-    for name, x in named.items():
+    dtype, device, shapes = query.dtype, query.device, []
+    for name, x in (("query", query), ("key", key), ("value", value)):
         if x.is_nested or x.layout != torch.strided:
             raise error(f"{name} must be a dense tensor, not a nested or sparse one: pad its rows, or pack them")
-        if x.ndim != 4:
-            raise error(f"{name} must be [batch, heads, length, head size], not {list(x.shape)}")
-        if x.dtype != query.dtype or x.device != query.device:
-            raise error(
-                f"query is {query.dtype} on {query.device} but {name} is {x.dtype} on {x.device}: they must be the same"
-            )
-        if x.shape[0] != query.shape[0]:
-            raise error(f"query has batch size {query.shape[0]} but {name} has {x.shape[0]}")
-        if x.shape[1] == 0 or x.shape[2] == 0 or x.shape[3] == 0:  # but a batch of 0 is a batch
-            raise error(f"{name} {list(x.shape)} is empty: attention needs at least one head, token and feature")
-    if query.dtype not in DTYPES:
-        raise error(f"attention takes fp32, bf16, fp16 or fp64, not {query.dtype}")
-    if key.shape[1:3] != value.shape[1:3]:
+        shape = x.shape
+        if len(shape) != 4:
+            raise error(f"{name} must be [batch, heads, length, head size], not {list(shape)}")
+        if x.dtype != dtype or x.device != device:
+            raise error(f"query is {dtype} on {device} but {name} is {x.dtype} on {x.device}: they must be the same")
+        shapes.append(shape)
+        if shape[0] != shapes[0][0]:
+            raise error(f"query has batch size {shapes[0][0]} but {name} has {shape[0]}")
+        if shape[1] == 0 or shape[2] == 0 or shape[3] == 0:  # but a batch of 0 is a batch
+            raise error(f"{name} {list(shape)} is empty: attention needs at least one head, token and feature")
+    if dtype not in DTYPES:
+        raise error(f"attention takes fp32, bf16, fp16 or fp64, not {dtype}")
+    (_, heads, rows, size), (_, groups, keys, key_size), of_value = shapes
+    if groups != of_value[1] or keys != of_value[2]:
         raise error(
             f"key {list(key.shape)} and value {list(value.shape)} must agree in heads and length (dimensions 1 and 2)"
         )
-    if query.shape[3] != key.shape[3]:
-        raise error(f"query has head size {query.shape[3]} but key has {key.shape[3]}")
-    heads, groups = query.shape[1], key.shape[1]
+    if size != key_size:
+        raise error(f"query has head size {size} but key has {key_size}")
     if heads % groups:
         raise error(f"{heads} query heads cannot be shared out among {groups} key-value heads: not a multiple")
     if heads != groups and not enable_gqa:
         raise error(f"query has {heads} heads but key and value have {groups}: pass enable_gqa=True if that is meant")
-    if query.shape[2] > key.shape[2]:
-        raise error(
-            f"query has {query.shape[2]} rows but there are only {key.shape[2]} keys: "
-            "the queries must be the last of the keys"
-        )
+    if rows > keys:
+        raise error(f"query has {rows} rows but there are only {keys} keys: the queries must be the last of the keys")
 
 
 def numbers(dropout_p: float, scale: float | None, softcap: float | None, window: int | None) -> None:

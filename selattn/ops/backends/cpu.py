@@ -54,20 +54,24 @@ class Cpu(Backend):
         return native.unavailable()
 
     def refusal(self, request: Request) -> str | None:
-        r = request
-        reasons = {
-            "it counts tokens in floating point, in fp32 up to 2^24": r.key.shape[2] > 2**24
-            and r.query.dtype != torch.float64,
-            "it never holds the attention weights": r.wanted.weights,
-            "it never holds F": r.wanted.f,
-            "it has no dropout": r.rules.dropout_p > 0,
-            "it takes masks as sequences and windows only": r.mask is not None,
-            "it has no sparse patterns": r.rules.pattern is not None,
-            "it has no gradient through an initial or final F": (r.wanted.final_f or r.initial_f is not None)
-            and transforms.differentiated(r),
-        }
-        reason = cannot_hold(r.query, *(x for x in (r.value, r.selection_query) if x is not None))
-        return reason or next((reason for reason, holds in reasons.items() if holds), None)
+        r, wanted = request, request.wanted
+        if reason := cannot_hold(r.query, r.value, r.selection_query):
+            return reason
+        if r.key.shape[2] > 2**24 and r.query.dtype != torch.float64:
+            return "it counts tokens in floating point, in fp32 up to 2^24"
+        if wanted.weights:
+            return "it never holds the attention weights"
+        if wanted.f:
+            return "it never holds F"
+        if r.rules.dropout_p > 0:
+            return "it has no dropout"
+        if r.mask is not None:
+            return "it takes masks as sequences and windows only"
+        if r.rules.pattern is not None:
+            return "it has no sparse patterns"
+        if (wanted.final_f or r.initial_f is not None) and transforms.differentiated(r):
+            return "it has no gradient through an initial or final F"
+        return None
 
     def attend(self, request: Request) -> Attention:
         return attend(OPERATOR, request)
@@ -123,14 +127,14 @@ def _forward(r: Request) -> Results:
     found = _empty_results(r, folds)
     pairs = torch.zeros(r.query.shape[0], folds.number, dtype=torch.int64) if r.wanted.living else None
     # The library gives M and F of every fold; those of one mask are the same.
-    of_folds = {
-        name: x.new_empty(x.shape[0], folds.number, x.shape[2]) if x.numel() and folds.each > 1 else x
-        for name, x in (("memory", found.memory), ("final_f", found.final_f))
-    }
+    of_folds = {}
+    if folds.each > 1:
+        asked = ((name, x) for name, x in (("memory", found.memory), ("final_f", found.final_f)) if x.numel())
+        of_folds = {name: x.new_empty(x.shape[0], folds.number, x.shape[2]) for name, x in asked}
     fields = {**_NO_GRADIENTS, **found._asdict(), **of_folds, "living": pairs}
     _run("selattn_forward", r, folds, form_of(r, folds), fields)
-    if folds.each > 1:
-        found = found._replace(**{name: x[:, :: folds.each].clone() for name, x in of_folds.items() if x.numel()})
+    if of_folds:
+        found = found._replace(**{name: x[:, :: folds.each].clone() for name, x in of_folds.items()})
     return found if pairs is None else found._replace(living=_share(pairs.sum(1), r, folds))
 
 

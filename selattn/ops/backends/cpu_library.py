@@ -24,13 +24,13 @@ BLOCK = constant("BLOCK") if native.library() else 1  # queries whose F begins w
 LARGEST_HEAD = constant("MAX_SIZE") if native.library() else 0
 
 
-def cannot_hold(query: Tensor, *others: Tensor) -> str | None:
+def cannot_hold(query: Tensor, *others: Tensor | None) -> str | None:
     """Why the library cannot take such tensors; None if it can."""
     if query.device.type != "cpu":
         return f"it runs on the CPU, not on {query.device.type}"
     if query.dtype not in DTYPES:
         return f"it takes fp32, fp64 and bf16, not {query.dtype}"
-    if max(x.shape[3] for x in (query, *others)) > LARGEST_HEAD:
+    if any(x is not None and x.shape[3] > LARGEST_HEAD for x in (query, *others)):
         return f"its heads have at most {LARGEST_HEAD} features"
     return None
 

@@ -158,6 +158,7 @@ def _choose(request: Request) -> tuple[Backend, str | None]:
         return BACKENDS["sdpa"], None
     if request.query.device.type == "cuda" and not TRITON.refusal(request) and _trusted(request.query):
         return TRITON, _refusal(TRITON, request)
-    if _refusal(BACKENDS["cpu"], request) is None:
-        return BACKENDS["cpu"], None
+    cpu = BACKENDS["cpu"]
+    if not (cpu.unavailable() or cpu.refusal(request)):  # transforms have been looked at
+        return cpu, None
     return BACKENDS["chunked"], _refusal(BACKENDS["chunked"], request)
