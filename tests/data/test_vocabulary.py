@@ -32,8 +32,10 @@ def test_the_pieces_are_those_of_a_training_in_this_process(topics):
     assert train_vocabulary(topics[:4], 350) == model.getvalue()
 
 
+# A shell lets what it runs in the background ignore Ctrl-C, and that is inherited.
 CHILD = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from selattn.data import tokenizer_for
 print("begun", flush=True)
 tokenizer_for(sys.argv[1], 4000)
