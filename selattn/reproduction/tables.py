@@ -73,24 +73,38 @@ def table_of(record: Reproduction) -> Table:
 
 
 def what_was_run(record: Reproduction) -> str:
-    """The text, and what all the language models of a record have in common: `enwik8-clean, d=3, context 512, ...`."""
-    read = [model for model in record.models if model.run["data"].get("kind") == "text"]
-    if not read or len(read) < len(record.models):
-        return record.data
+    """The text or the task, and what all models of a record have in common: `enwik8-clean, d=3, context 512, ...`."""
+    runs = [model.run for model in record.models]
+    kinds = {run["data"].get("kind") for run in runs}
+    if kinds == {"text"}:
+        return ", ".join(
+            [
+                source_name(record.data),
+                *_common([run["model"].get("num_hidden_layers") for run in runs], "d={}"),
+                *_common([run["data"].get("context") for run in runs], "context {}"),
+                *_common([run["model"].get("positions", "learned") for run in runs], "{} positions"),
+                *_common(
+                    [f"{model.tokens / 1e6:.1f}".removesuffix(".0") for model in record.models], "{} million tokens"
+                ),
+                *_common([_PRECISIONS.get(run["machine"]["precision"]) for run in runs], "trained in {}"),
+            ]
+        )
+    if runs and all("source" not in run["data"] for run in runs):
+        task = {name: value for name, value in runs[0]["data"].items() if name != "kind"}
+        return ", ".join(
+            [
+                *(f"{value:,} {name}" for name, value in task.items() if isinstance(value, int)),
+                *_common([run["model"].get("num_hidden_layers") for run in runs], "d={}"),
+                *_common([run["schedule"]["steps"] for run in runs], "at most {:,} steps"),
+                *_common([run["batch"]["size"] for run in runs], "{} rows in a step"),
+            ]
+        )
+    return source_name(record.data)
 
-    def common(values: Sequence[object], text: str) -> list[str]:
-        return [text.format(values[0])] if len(set(values)) == 1 and values[0] is not None else []
 
-    return ", ".join(
-        [
-            source_name(record.data),
-            *common([model.run["model"].get("num_hidden_layers") for model in read], "d={}"),
-            *common([model.run["data"].get("context") for model in read], "context {}"),
-            *common([model.run["model"].get("positions", "learned") for model in read], "{} positions"),
-            *common([f"{model.tokens / 1e6:.1f}".removesuffix(".0") for model in read], "{} million tokens"),
-            *common([_PRECISIONS.get(model.run["machine"]["precision"]) for model in read], "trained in {}"),
-        ]
-    )
+def _common(values: Sequence[object], text: str) -> list[str]:
+    """What all have, as a text; nothing if they differ, or have none."""
+    return [text.format(values[0])] if len(set(values)) == 1 and values[0] is not None else []
 
 
 def ours(cell: Cell) -> str:

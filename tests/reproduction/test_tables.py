@@ -1,9 +1,14 @@
 """Tables with the paper's numbers beside ours, and verdicts that three seeds have to agree on."""
 
+from dataclasses import replace
+
 import pytest
 
-from selattn.reproduction.frame import Cell, Claim, Reproduction
-from selattn.reproduction.tables import seeds_of, table_of
+from selattn.data.synthetic import Parity
+from selattn.reproduction.frame import Cell, Claim, Reproduction, UsedModel
+from selattn.reproduction.scales import LAPTOP
+from selattn.reproduction.tables import seeds_of, table_of, what_was_run
+from selattn.reproduction.tasks import task_run
 from selattn.reproduction.verdicts import differences, verdict
 
 CELLS = (
@@ -25,6 +30,23 @@ def test_a_table_has_the_mean_the_range_and_the_paper():
     assert r"d=4 \& more & none &  &  \\" in latex
     assert r"37.5\%" in latex
     assert seeds_of(CELLS[1], RECORD.seeds) == "0: 50.0%, 1: none, 2: 25.0%"
+
+
+def used(run, tokens=3_072_000):
+    return UsedModel("model", "key", run.to_dict(), {}, 1, tokens, {}, None, None, "", {}, {})
+
+
+def test_a_record_says_what_its_models_have_in_common():
+    standard, selective = (LAPTOP.run(kind) for kind in ("standard", "selective"))
+    record = replace(RECORD, data="texts/enwik8-clean", models=(used(standard), used(selective)))
+    assert what_was_run(record) == "enwik8-clean, d=3, context 512, rotary positions, 3.1 million tokens"
+    other = LAPTOP.run("selective", d=4, context=256, positions="learned")
+    record = replace(record, models=(used(standard), used(other, 15_000_000)))
+    assert what_was_run(record) == "enwik8-clean"
+    task = task_run(Parity(bits=8), "standard", d=1, batch=16, steps=1200, every=4, lr=3e-3)
+    assert what_was_run(replace(record, models=(used(task),))) == "8 bits, d=1, at most 1,200 steps, 16 rows in a step"
+    assert what_was_run(RECORD) == "a text"
+    assert "; a text)" not in table_of(RECORD).title  # nothing was trained, so that no scale is named
 
 
 @pytest.mark.parametrize(
