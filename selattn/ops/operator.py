@@ -160,7 +160,7 @@ def attend(operator: Operator[Request, Any], request: Request) -> Attention:
     """The output, and of what else is wanted the results of that name."""
     wanted = request.wanted
     gradient = transforms.differentiated(request)
-    found: Any = operator(request._replace(gradient=True) if gradient else request)
+    found: Any = operator(request if gradient == request.gradient else request._replace(gradient=gradient))
     if not any(wanted):
         return Attention(found.output)
     return Attention(

@@ -16,6 +16,11 @@ from selattn.training.config import RunConfig
 
 KINDS = ("standard", "selective", "memory")
 TITLES = {"standard": "standard", "selective": "selective", "memory": "selective, memory loss"}
+WHO = {  # as the subject of a claim
+    "standard": "Standard attention",
+    "selective": "Selective attention",
+    "memory": "Selective attention with the memory loss",
+}
 
 
 def trio(

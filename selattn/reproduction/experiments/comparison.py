@@ -11,13 +11,13 @@ from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Rep
 from selattn.reproduction.lab import Lab
 from selattn.reproduction.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.trio import trio
+from selattn.reproduction.trio import WHO, trio
 from selattn.reproduction.verdicts import differences
 from selattn.utils.typed import to_json
 
 _OURS = {  # curves: what claims call them
-    "selective": ("Selective attention", "selective"),
-    "memory loss": ("Selective attention with the memory loss", "selective with the memory loss"),
+    "selective": (WHO["selective"], "selective"),
+    "memory loss": (WHO["memory"], "selective with the memory loss"),
 }
 _CURVES = (*_OURS, *POLICIES)
 

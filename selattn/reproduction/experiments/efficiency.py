@@ -25,7 +25,7 @@ from selattn.reproduction.pruned import (
     whole,
 )
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.trio import TITLES, trio
+from selattn.reproduction.trio import TITLES, WHO, trio
 from selattn.reproduction.verdicts import differences
 from selattn.utils.typed import to_json
 
@@ -37,7 +37,6 @@ _PAPER = {
     ("memory", "gain", ALL): 3.0,
 }
 CURVES = {"selective": "selective", "memory": "memory loss"}
-_WHO = {"selective": "Selective attention", "memory": "Selective attention with the memory loss"}
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -98,7 +97,7 @@ def _claims(factors: Mapping[tuple[str, str, str], tuple[float | None, ...]]) ->
     own = f"times less memory within {GAIN} nats of its own unpruned loss"
     factors = {what: tuple(value or 0.0 for value in values) for what, values in factors.items()}
     found = []
-    for kind, who in _WHO.items():
+    for kind in CURVES:
         for what, text, claim in (
             ("equal", ALL, "holds the standard model's loss with several times less memory"),
             ("equal", LONG, "does so on documents that fill the context"),
@@ -106,7 +105,7 @@ def _claims(factors: Mapping[tuple[str, str, str], tuple[float | None, ...]]) ->
         ):
             found.append(
                 Claim(
-                    f"{who} {claim}.",
+                    f"{WHO[kind]} {claim}.",
                     factors[kind, what, text],
                     at if what == "equal" else own,
                     than=1.0,

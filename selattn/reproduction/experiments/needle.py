@@ -13,15 +13,10 @@ from selattn.reproduction.lab import Lab
 from selattn.reproduction.needle import Needles, NeedleScore, hide, score
 from selattn.reproduction.pruned import POLICIES, search
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.trio import KINDS, TITLES, trio
+from selattn.reproduction.trio import KINDS, TITLES, WHO, trio
 from selattn.reproduction.verdicts import differences
 
 _COPIES = 0.1  # nats a token: what a sentence must be worth before anybody speaks of copying
-_WHO = {
-    "standard": "Standard attention",
-    "selective": "Selective attention",
-    "memory": "Selective attention with the memory loss",
-}
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -95,12 +90,12 @@ def _claims(scores: dict[tuple[str, int], list[NeedleScore]], context: int, size
     whole = {TITLES[kind]: gains[TITLES[kind], context] for kind in KINDS}
     worth = "nats a token that the sentence is worth"
     copies = [
-        Claim(f"{_WHO[kind]} copies a name from far back.", whole[TITLES[kind]], f"{worth}, whole cache", than=_COPIES)
+        Claim(f"{WHO[kind]} copies a name from far back.", whole[TITLES[kind]], f"{worth}, whole cache", than=_COPIES)
         for kind in KINDS
     ]
     keeps = [
         Claim(
-            f"{_WHO[kind]} still copies a name, pruned {context // size} times.",
+            f"{WHO[kind]} still copies a name, pruned {context // size} times.",
             _share(gains[TITLES[kind], size], whole[TITLES[kind]]),
             f"share of the worth that is left, {size} tokens a layer",
             than=0.5,
