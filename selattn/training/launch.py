@@ -31,6 +31,7 @@ from selattn.training.trainer import SelectiveTrainer
 from selattn.utils.distributed import Team
 from selattn.utils.files import writing
 from selattn.utils.folders import make_folder
+from selattn.utils.memory import keep_freed_memory
 from selattn.utils.records import write_record
 from selattn.utils.typed import from_json
 
@@ -121,6 +122,8 @@ def _carry_out(
     trainer = made.trainer(run, made.model, data, args, display, made.course, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
+    if args.device.type == "cpu":
+        keep_freed_memory()
     if args.process_index == 0:
         trainer.add_callback(TensorBoardCallback(_tensorboard(folder, start)))
     with _full_disk(folder), _interruptible(trainer):
