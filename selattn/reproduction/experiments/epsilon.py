@@ -21,9 +21,13 @@ def _name(epsilon: float) -> str:
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
-    """Selective models with more and more weight on memory."""
-    tried = EPSILONS if scale.name != "smoke" else EPSILONS[:3]
-    return with_seeds({_name(each): scale.run("selective", memory_epsilon=each) for each in tried}, seeds)
+    """Selective models with more and more weight on memory.
+
+    The longest runs of a scale: what the memory loss costs, looking far back, is learned late.
+    """
+    tried = EPSILONS if scale.name == "paper" else EPSILONS[:3]
+    long = scale.long_steps
+    return with_seeds({_name(each): scale.run("selective", steps=long, memory_epsilon=each) for each in tried}, seeds)
 
 
 def evaluate(lab: Lab) -> Found:

@@ -19,7 +19,9 @@ def runs(scale: Scale) -> dict[str, RunConfig]:
         return {kind: find_run(f"variable-assignment-10x10-{kind}") for kind in NAMES}
     if scale.name == "laptop":
         task = VariableAssignment.ten_by_ten()
-        return {kind: task_run(task, kind, d=3, batch=64, steps=1_000, every=100, lr=2e-3) for kind in NAMES}
+        return {
+            kind: task_run(task, kind, d=3, batch=64, steps=1_000, every=100, lr=2e-3, target=1.0) for kind in NAMES
+        }
     task = VariableAssignment.ten_by_ten(assignments=4)
     return {kind: task_run(task, kind, d=2, batch=16, steps=8, every=4, lr=2e-3) for kind in NAMES}
 
