@@ -14,7 +14,11 @@ def variants(scale: Scale) -> list[Variant]:
     heads: dict[str, int] = {"multi-head": d, "grouped-query": max(d // 2, 1), "multi-query": 1}
     heads = {name: kv for name, kv in heads.items() if name != "grouped-query" or kv > 1}
     rows: dict[str, dict[str, Any]] = {
-        f"{name}, {kv} of {d} key-value heads{added}": {"d": d, "num_key_value_heads": kv, "positions": positions}
+        f"{name}, {kv} of {d} key-value heads{added}": {
+            "d": d,
+            "num_key_value_heads": kv if kv < d else None,
+            "positions": positions,
+        }
         for positions, added in by_positions(scale).items()
         for name, kv in heads.items()
     }
