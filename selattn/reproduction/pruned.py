@@ -99,6 +99,15 @@ def at_limit(lab: Lab, model: Trained, folder: Path, baseline: Trained) -> AtLim
     return AtLimit(step.budgets, step.factor, loss_with(lab, loaded, step.budgets), limit)
 
 
+def within_own(lab: Lab, model: Trained) -> tuple[float, float]:
+    """How far a model is pruned within a little of its own loss, and what that costs on other documents, in nats."""
+    loaded = load(model.model)
+    path = read_path(search(lab, model))
+    step = last_within(path, path[0].loss + GAIN, loaded.description.context)
+    assert step is not None
+    return step.factor, loss_with(lab, loaded, step.budgets) - loss_with(lab, loaded, None)
+
+
 def last_within(path: Sequence[Step], limit: float, context: int) -> Step | None:
     """The last iteration of a path whose loss is within the limit; None if the first exceeds it."""
     if not path[0].loss <= limit:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selattn.evaluation.searches import read_path
-from selattn.models.loading import load
 from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
 from selattn.reproduction.lab import Lab
-from selattn.reproduction.pruned import GAIN, last_within, loss_with, search
+from selattn.reproduction.pruned import GAIN, within_own
 from selattn.reproduction.scales import Scale
 from selattn.reproduction.trio import with_seeds
 from selattn.reproduction.verdicts import differences
@@ -35,14 +33,7 @@ def evaluate(lab: Lab) -> Found:
     tried = list(dict.fromkeys(name.partition(",")[0] for name in lab.needs))
     cells, losses, factors = [], {}, {}
     for name in tried:
-        found = []
-        for seed in lab.seeds:
-            model = lab.trained(name, seed)
-            loaded = load(model.model)
-            path = read_path(search(lab, model))
-            step = last_within(path, path[0].loss + GAIN, loaded.description.context)
-            assert step is not None
-            found.append((step.factor, loss_with(lab, loaded, step.budgets) - loss_with(lab, loaded, None)))
+        found = [within_own(lab, lab.trained(name, seed)) for seed in lab.seeds]
         losses[name], factors[name] = lab.losses(name), tuple(factor for factor, _ in found)
         cells.append(Cell(name, "validation loss", losses[name]))
         cells.append(Cell(name, f"times less memory within {GAIN} nats (search)", factors[name], digits=1))
