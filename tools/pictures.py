@@ -35,11 +35,12 @@ ASSIGNMENT = ("zoo:variable-assignment-selective", "zoo:variable-assignment-stan
 SEARCH = "results/prune/memory-seed0.json"
 # Long documents that no model of the zoo was trained on.
 TEXT = f"{IMAGES}/records/passage.txt"  # the beginning of the paper's own example
+SECOND = f"{IMAGES}/records/mean-second.json"  # of another training run with the recipe of zoo:selective
 MANY = "--text embedded --split train --rows 100 --tokens 256"
 
 
-def plots(second: str) -> dict[str, str]:
-    """The options of `selattn plot` by the name of the picture; `second` is the other training run of `stability`."""
+def plots() -> dict[str, str]:
+    """The options of `selattn plot` by the name of the picture."""
     kept = f"{IMAGES}/records"
     return {
         "tokens": f"tokens {ASSIGNMENT[0]} --position 33 --record {kept}/assignment.json",
@@ -48,7 +49,7 @@ def plots(second: str) -> dict[str, str]:
         "words": f"words zoo:selective --text {TEXT} --record {kept}/words.json",
         "kept": "kept zoo:selective@64 --text paper",
         "masking-mean": f"masking-mean zoo:selective {MANY} --record {kept}/mean.json",
-        "stability": f"stability {kept}/mean.json {second} {MANY}",
+        "stability": f"stability {kept}/mean.json {SECOND}",
         "search": f"search {SEARCH} --title 'A search for budgets: selective attention with the memory loss, seed 0'",
         "tradeoff": "tradeoff results/tradeoff.json",
         "curves": "curves results/lm_comparison.json",
@@ -68,21 +69,23 @@ VIEWS = {
 def main() -> int:
     """Make those that were asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(''), *VIEWS))} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(), *VIEWS))} (default: all)")
     parser.add_argument(
         "--second",
-        default="zoo:memory",
         metavar="MODEL",
-        help="compared with zoo:selective in stability: another seed, if at hand (default: zoo:memory)",
+        help="compared with zoo:selective in stability (default: the run whose record is at hand)",
     )
     args = parser.parse_args()
     os.chdir(ROOT)
-    known = plots(args.second)
+    known = plots()
     for name in args.names:
         if name not in known and name not in VIEWS:
             raise SystemExit(unknown("picture", name, [*known, *VIEWS]))
     wanted = args.names or [*known, *VIEWS]
     write_text(ROOT / TEXT, PASSAGE)
+    if args.second is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            run(f"plot masking-mean {args.second} {MANY} --record {SECOND} --out {folder}/mean.png")
     for name in wanted:
         if name in known:
             run(f"plot {known[name]} --out {IMAGES}/{name}.png")

@@ -138,6 +138,8 @@ def test_stability_says_what_is_compared():
     )
     many = said(of(0, a=1, b=2, c=3, d=4), of(1))[0]
     assert many == ["not two seeds of one recipe: the trainings differ in model.a, model.b and 2 more settings"]
+    alike = dataclasses.replace(of(0), model="selective, seed 0")
+    assert said(alike, of(1))[1] == ["selective, seed 0", "run 1: selective, seed 1"]
     assert said(of(0), mean(1)) == ([], ["run 0: selective, seed 0", "run 1"])
     assert MeanF.from_json(of(0).to_json()) == of(0)
 

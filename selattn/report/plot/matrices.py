@@ -98,7 +98,8 @@ def _trained(mean: MeanF) -> str:
     """The model's name, its attention and its seed, as far as they are known."""
     if mean.run is None:
         return mean.model
-    return f"{mean.model}: {attention_kind(mean.run.get('model', {}))}, seed {mean.run.get('seed')}"
+    known = f"{attention_kind(mean.run.get('model', {}))}, seed {mean.run.get('seed')}"
+    return known if mean.model == known else f"{mean.model}: {known}"
 
 
 @styled
