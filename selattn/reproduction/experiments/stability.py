@@ -33,27 +33,25 @@ def evaluate(lab: Lab) -> Found:
     means = [mean_over_texts(lab, lab.trained("selective", seed), f"selective, seed {seed}") for seed in seeds]
     flat = [[np.log1p(lower(mean.F(layer))) for layer in range(mean.layers)] for mean in means]
     pairs = list(combinations(range(len(seeds)), 2))
-    cells, same = [], []
-    for layer in range(means[0].layers):
-        values = tuple(correlation(flat[a][layer], flat[b][layer]) for a, b in pairs)
-        same.append(values)
-        cells.append(Cell(f"layer {layer}", "correlation of log(1 + F) in two trainings", values, digits=2))
-    others = [
-        value
-        for a, b in pairs
-        for i in range(len(flat[a]))
-        for j in range(len(flat[b]))
-        if i != j and (value := correlation(flat[a][i], flat[b][j])) is not None
-    ]
-    known = [value for values in same for value in values if value is not None]
-    more = None if not known or not others else float(np.mean(known) - np.mean(others))
+    layers = range(means[0].layers)
+    found = {(i, j): tuple(correlation(flat[a][i], flat[b][j]) for a, b in pairs) for i in layers for j in layers}
+    what = "correlation of log(1 + F) in two trainings"
+    cells = [Cell(f"layer {layer}", what, found[layer, layer], digits=2) for layer in layers]
+    same, others = ([values for (i, j), values in found.items() if (i == j) == alike] for alike in (True, False))
+    more = tuple(_less([each[k] for each in same], [each[k] for each in others]) for k in range(len(pairs)))
     names = ", ".join(f"{seeds[a]} and {seeds[b]}" for a, b in pairs)
     claim = Claim(
-        "Sparsity patterns are sometimes stable across trainings.", (more,),
+        "Sparsity patterns are sometimes stable across trainings.", more,
         "mean correlation of the same layer less that of different layers", digits=2,
     )  # fmt: skip
     details = {"first": stored(means[0]), "second": stored(means[1])}
     return Found(tuple(cells), (claim,), (f"Pairs of seeds, in the order of the values: {names}.",), details)
+
+
+def _less(same: Sequence[float | None], others: Sequence[float | None]) -> float | None:
+    """The mean of one pair of trainings' correlations less that of others; None where none is known."""
+    means = [[value for value in values if value is not None] for values in (same, others)]
+    return float(np.mean(means[0]) - np.mean(means[1])) if all(means) else None
 
 
 def draw(record: Reproduction) -> Figure:
