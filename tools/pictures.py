@@ -2,8 +2,8 @@
 
     python -m tools.pictures [NAME ...] [--second MODEL]
 
-Figures are drawn by `selattn plot` from the models of the zoo and the records in `results/`, and the explorer is
-photographed in a headless chromium (`make test-browser` installs one). They go to `docs/images/`, and where they are
+Figures are drawn by `selattn plot` from the models of the zoo and the records in `results/`, two from records of
+`selattn reproduce`, and the explorer is photographed in a headless chromium (`make test-browser` installs one). They go to `docs/images/`, and where they are
 small, so do the records that they are drawn from.
 """
 
@@ -17,12 +17,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from PIL import Image
 
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError
 from selattn.report.examples import PASSAGE
+from selattn.report.figure import write_figure
+from selattn.reproduction.experiments import find_experiment
+from selattn.reproduction.frame import Reproduction
 from selattn.utils.files import write_bytes, write_text
+from selattn.utils.records import read_body
 from selattn.utils.suggest import unknown
 from tests.report.browser import Tab, browser
 
@@ -57,6 +62,8 @@ def plots() -> dict[str, str]:
     }
 
 
+# Figures of `selattn reproduce`, drawn again from their records.
+REPRODUCED = ("course", "comparison")
 # Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
 EXPLORER = f"explore zoo:selective --text {TEXT} --policies selective h2o --budgets 32 64"
 VIEWS = {
@@ -69,7 +76,9 @@ VIEWS = {
 def main() -> int:
     """Make those that were asked for, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(), *VIEWS))} (default: all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(), *REPRODUCED, *VIEWS))} (default: all)"
+    )
     parser.add_argument(
         "--second",
         metavar="MODEL",
@@ -79,9 +88,9 @@ def main() -> int:
     os.chdir(ROOT)
     known = plots()
     for name in args.names:
-        if name not in known and name not in VIEWS:
-            raise SystemExit(unknown("picture", name, [*known, *VIEWS]))
-    wanted = args.names or [*known, *VIEWS]
+        if name not in (*known, *REPRODUCED, *VIEWS):
+            raise SystemExit(unknown("picture", name, [*known, *REPRODUCED, *VIEWS]))
+    wanted = args.names or [*known, *REPRODUCED, *VIEWS]
     write_text(ROOT / TEXT, PASSAGE)
     if args.second is not None:
         with tempfile.TemporaryDirectory() as folder:
@@ -89,12 +98,23 @@ def main() -> int:
     for name in wanted:
         if name in known:
             run(f"plot {known[name]} --out {IMAGES}/{name}.png")
+        if name in REPRODUCED:
+            draw_again(name)
     views = [name for name in wanted if name in VIEWS]
     if views:
         photograph(views)
     for name in wanted:
         shrink(ROOT / IMAGES / f"{name}.png")
     return 0
+
+
+def draw_again(name: str) -> None:
+    """The figure of an experiment, from its record."""
+    draw = find_experiment(name).figure
+    assert draw is not None
+    figure = draw(read_body(ROOT / f"results/reproduce/laptop/{name}.json", Reproduction))
+    assert isinstance(figure, Figure)
+    write_figure(figure, ROOT / IMAGES / f"{name}.png")
 
 
 def run(words: str) -> None:
