@@ -3,8 +3,8 @@
     python -m tools.pictures [NAME ...] [--second MODEL]
 
 Figures are drawn by `selattn plot` from the models of the zoo and the records in `results/`, two from records of
-`selattn reproduce`, and the explorer is photographed in a headless chromium (`make test-browser` installs one). They go to `docs/images/`, and where they are
-small, so do the records that they are drawn from.
+`selattn reproduce`, and the explorer is photographed in a headless chromium (`make test-browser` installs one). They go
+to `docs/images/`, and where they are small, so do the records that they are drawn from.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def shrink(path: Path) -> None:
     if path.stat().st_size > LARGEST:
         held = io.BytesIO()
         with Image.open(path) as picture:
-            small = picture.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            # By how much of the picture has a color, so that large pale areas keep theirs.
+            few = {"method": Image.Quantize.MEDIANCUT, "kmeans": 3, "dither": Image.Dither.NONE}
+            small = picture.convert("RGB").quantize(COLORS, **few)
             small.save(held, "png", optimize=True, dpi=picture.info.get("dpi", (160, 160)))
         write_bytes(path, held.getvalue())
     size = path.stat().st_size
