@@ -10,15 +10,15 @@ from selattn import plot
 from selattn.cli.plot import OF_A_TEXT, OF_MANY, OF_RECORDS
 from selattn.report.mean import MeanF
 from selattn.report.trace import Trace
-from tools.pictures import IMAGES, LARGEST, VIEWS, plots
+from tools.pictures import IMAGES, LARGEST, REPRODUCED, SECOND, VIEWS, plots
 
 ROOT = Path(__file__).parents[2]
-NAMES = [*plots("zoo:selective"), *VIEWS]
+NAMES = [*plots(), *REPRODUCED, *VIEWS]
 
 
 def test_every_figure_has_a_picture():
-    assert {*OF_A_TEXT, *OF_MANY, *OF_RECORDS} == set(plots(""))
-    assert all(command.split()[0] == name for name, command in plots("").items())
+    assert {*OF_A_TEXT, *OF_MANY, *OF_RECORDS} == set(plots())
+    assert all(command.split()[0] == name for name, command in plots().items())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,3 +47,5 @@ def test_the_records_draw_their_pictures_again():
     drawn = [axes.images[0].get_array().filled(0) for axes in plot.masking_mean(mean).axes if axes.images]
     assert len(drawn) == mean.layers
     assert all(np.array_equal(found, mean.F(layer)) for layer, found in enumerate(drawn))
+    title = plot.stability(mean, MeanF.load(ROOT / SECOND)).get_suptitle()
+    assert title.endswith("two trainings of one recipe")
