@@ -31,8 +31,8 @@ def available_memory() -> int:
 def keep_freed_memory() -> bool:
     """Have malloc keep what is freed for the next tensor, in this process; says whether it does.
 
-    glibc gives large blocks back to the system, which has to clear them again when the next step asks for them: a tenth
-    of the time of training a small model on a CPU. Whoever has set malloc by the environment is obeyed instead.
+    glibc gives large blocks back to the system, which has to clear them again when the next step asks for them.
+    Whoever has set malloc by the environment is obeyed instead.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False

@@ -19,7 +19,7 @@ _KINDS = {STANDARD: ("standard", "standard"), CONTROL: ("selective", "selective"
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
-    """The three models that are trained longest, and a fifteenth more of it for two, with and without the memory loss.
+    """The three models that are trained longest, and a fifteenth more of it: standard, and selective twice.
 
     The learning rate is a third of what it was.
     """
