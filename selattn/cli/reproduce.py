@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 SCALES = ("smoke", "laptop", "paper")
 PAGE = Path("docs/results.md")
-_RUNNING = ("all", "scale", "source", "text", "seeds", "set", "store", "adopt", "data_dir")
+_RUNNING = ("all", "scale", "source", "text", "seeds", "positions", "set", "store", "adopt", "extend", "data_dir")
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -32,6 +32,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--seeds", type=seeds, metavar="S,S", help="of the trainings (default: those of the scale)")
     parser.add_argument(
+        "--positions", type=positions, metavar="P,P", help="rotary, learned (laptop's tables of losses: both)"
+    )
+    parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of every training; see 'train'"
     )
     parser.add_argument("--store", type=_options.path, metavar="FOLDER", help="of models (default: runs/reproduce)")
@@ -44,6 +47,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="take its finished runs first",
     )
     parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of records (default: results/reproduce)")
+    parser.add_argument(
+        "--extend", action="store_true", help="take losses of trainings from the records in --out, train the others"
+    )
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     parser.add_argument("--list", action="store_true", help="list the experiments, their cost, and what is recorded")
     parser.add_argument("--report", type=_options.path, nargs="?", const=PAGE, metavar="FILE", help=f"write {PAGE}")
@@ -55,6 +61,14 @@ def seeds(text: str) -> list[int]:
     found = [_options.seed(part) for part in text.split(",")]
     if len(set(found)) < len(found):
         raise argparse.ArgumentTypeError(f"must be different seeds, not {text!r}")
+    return found
+
+
+def positions(text: str) -> list[str]:
+    """Reads kinds of positions with commas between them; for argparse."""
+    found = text.split(",")
+    if len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"must be different positions, not {text!r}")
     return found
 
 
@@ -110,9 +124,11 @@ def carry_out(args: argparse.Namespace, console: "Console") -> int:
         source=args.source,
         texts=dict(args.text),
         seeds=args.seeds,
+        positions=args.positions,
         store=args.store,
         adopt=args.adopt,
         out=args.out,
+        extend=args.extend,
         settings=args.set,
         questions=args.data_dir,
         overview=ShownOverview() if leads() else Overview(),

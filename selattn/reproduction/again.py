@@ -53,6 +53,7 @@ def again(
             source=None if record.scale == "smoke" else record.settings["source"],
             texts=record.settings.get("texts"),
             seeds=record.seeds,
+            positions=record.settings.get("positions"),
             settings=record.settings.get("set", ()),
             store=Path(folder) / "store" if store is None else store,
             out=Path(folder) / "out",

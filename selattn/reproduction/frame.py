@@ -189,6 +189,7 @@ class Experiment:
         evaluate: measures them.
         figure: draws a record, in one figure or in several by name; None for a table alone.
         scales: at which it can be run.
+        losses_only: whether it reads nothing of its models but their last losses, which records have, too.
     """
 
     name: str
@@ -198,3 +199,4 @@ class Experiment:
     evaluate: Callable[[Lab], Found]
     figure: Callable[[Reproduction], Figure | dict[str, Figure]] | None = None
     scales: tuple[str, ...] = SCALES
+    losses_only: bool = False

@@ -127,7 +127,7 @@ def loss_table(
         details = {"x": {each.row: each.x for each in listed if each.x is not None}, "axis": axis}
         return Found(cells, (*made, *more(lab.scale, losses)), said, details)
 
-    return Experiment(name, paper, sentence, needs, evaluate, draw_lines if axis else None, scales)
+    return Experiment(name, paper, sentence, needs, evaluate, draw_lines if axis else None, scales, losses_only=True)
 
 
 def pairs(rows: dict[str, dict[str, Any]], scale: Scale, **settings: Any) -> list[Variant]:
@@ -146,9 +146,8 @@ def smaller(rows: Sequence[str], text: str, paper: dict[str, float] | None = Non
 
 def by_positions(scale: Scale) -> dict[str, str]:
     """What is added to a row's name for each kind of positions that is tried at a scale."""
-    if scale.name == "laptop":
-        return {"rotary": ", rotary", "learned": ", learned positions"}
-    return {scale.positions: ""}
+    added = {"rotary": ", rotary", "learned": ", learned positions"}
+    return {each: added[each] if scale.name == "laptop" else "" for each in scale.tried}
 
 
 @styled

@@ -14,6 +14,7 @@ from selattn.evaluation.parts import Parts
 from selattn.evaluation.text import Text
 from selattn.reproduction.frame import Need
 from selattn.reproduction.progress import Overview
+from selattn.reproduction.recorded import Recorded, Records
 from selattn.reproduction.scales import Scale
 from selattn.reproduction.store import Store, Trained
 from selattn.training.config import TextData
@@ -55,6 +56,7 @@ class Lab:
         overview: is told of trainings.
         questions: a folder with the questions of the downstream tasks; None for the hub.
         settings: `field=value` that every training has.
+        records: where losses of trainings stand that are not trained again; None trains what is not in the store.
     """
 
     def __init__(
@@ -68,12 +70,18 @@ class Lab:
         overview: Overview,
         questions: Path | None = None,
         settings: Sequence[str] = (),
+        records: Records | None = None,
     ) -> None:
         self.scale, self.seeds, self.store, self.needs = scale, tuple(seeds), store, needs
         self.memory, self.team, self.overview, self.questions = memory, team, overview, questions
-        self.used: dict[str, Trained] = {}
-        self.settings: dict[str, Any] = {"source": scale.data.source, "set": list(settings), "texts": dict(scale.texts)}
-        self._changes = settings
+        self.used: dict[str, Trained | Recorded] = {}
+        self.settings: dict[str, Any] = {
+            "source": scale.data.source,
+            "set": list(settings),
+            "texts": dict(scale.texts),
+            "positions": list(scale.tried),
+        }
+        self._changes, self._records = settings, records
 
     def trained(self, name: str, seed: int | None = None) -> Trained:
         """A model that was needed; `seed` completes its name."""
@@ -83,18 +91,33 @@ class Lab:
         """A model that comes up on the way, such as one with budgets that were just found; trained if it is new."""
         return self._trained(name, need.changed(self._changes))
 
+    def known(self, name: str, seed: int | None = None) -> Trained | Recorded:
+        """A model that was needed, or what a record tells of it."""
+        whole = of_seed(name, seed)
+        if whole in self.used:
+            return self.used[whole]
+        need = self.needs[whole]
+        recorded = None if self._records is None else self._records.find(need)
+        if recorded is None or self.store.find(need) is not None:
+            return self._trained(whole, need)
+        self._check_text(recorded)
+        self.used[whole] = recorded
+        return recorded
+
     def _trained(self, name: str, need: Need) -> Trained:
-        if name not in self.used:
-            found = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
-            if found is None:
-                raise InterruptedTraining
-            self._check_text(found)
-            self.used[name] = found
-        return self.used[name]
+        there = self.used.get(name)
+        if isinstance(there, Trained):
+            return there
+        found = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
+        if found is None:
+            raise InterruptedTraining
+        self._check_text(found)
+        self.used[name] = found
+        return found
 
     def losses(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
         """The last loss of a model on a set of its run, for each seed; None where it diverged."""
-        scores = [self.trained(name, seed).score(set_name) for seed in self.seeds]
+        scores = [self.known(name, seed).score(set_name) for seed in self.seeds]
         return tuple(None if score is None else score.loss for score in scores)
 
     def accuracies(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
@@ -116,20 +139,20 @@ class Lab:
         key = hashlib.blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=8).hexdigest()
         return self.store.work / f"{what}-{key}"
 
-    def _check_text(self, found: Trained) -> None:
+    def _check_text(self, found: Trained | Recorded) -> None:
         """Models of one table must have read the same text, whatever it is called."""
-        data, record = found.need.run.data, found.record
-        if record is None or not isinstance(data, TextData):
+        data = found.need.run.data
+        if not isinstance(data, TextData):
             return
         for other in self.used.values():
             theirs = other.need.run.data
-            if not isinstance(theirs, TextData) or other.record is None:
+            if not isinstance(theirs, TextData):
                 continue
             same = replace(theirs, context=data.context, layout=data.layout) == data
-            known = record.data_checksums and other.record.data_checksums  # those of early versions have none
-            if same and known and other.record.data_checksums != record.data_checksums:
+            known = found.data_checksums and other.data_checksums  # early versions noted none
+            if same and known and other.data_checksums != found.data_checksums:
                 raise SelattnError(
-                    f"{found.folder} and {other.folder} were trained on different texts of the same name: "
+                    f"{found.where} and {other.where} were trained on different texts of the same name: "
                     "begin another store with --store, and adopt the runs of one text only"
                 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from selattn.errors import SelattnError
@@ -18,6 +18,7 @@ from selattn.reproduction.experiments import EXPERIMENTS, find_experiment
 from selattn.reproduction.frame import Experiment, Need, Reproduction
 from selattn.reproduction.lab import InterruptedTraining, Lab, Memory
 from selattn.reproduction.progress import Overview
+from selattn.reproduction.recorded import Records
 from selattn.reproduction.scales import Scale, find_scale
 from selattn.reproduction.store import Store
 from selattn.reproduction.tables import table_of
@@ -50,9 +51,11 @@ def reproduce(
     source: str | None = None,
     texts: Mapping[str, str] | None = None,
     seeds: Sequence[int] | None = None,
+    positions: Sequence[str] | None = None,
     store: str | Path = STORE,
     adopt: Sequence[str | Path] = (),
     out: str | Path = OUT,
+    extend: bool = False,
     settings: Sequence[str] = (),
     questions: str | Path | None = None,
     overview: Overview | None = None,
@@ -65,15 +68,19 @@ def reproduce(
         source: the text, as `selattn.data.documents` takes it; None for that of the scale.
         texts: files for wikitext and lm1b, where these are not to come from the hub.
         seeds: of the trainings; None for those of the scale.
+        positions: "rotary", "learned" or both, of tables of losses at the laptop scale; None for both.
         store: the folder of trained models.
         adopt: folders with finished runs of `selattn train`, which are taken into the store first.
         settings: `field=value` for every training, such as `machine.precision=bf16`.
         out: where records, tables and figures go, in a folder for each scale.
+        extend: take the losses of trainings that records in that folder tell of, and train the others only.
         questions: a folder with the questions of the downstream tasks; None for the hub, and made-up ones for smoke.
         overview: is shown how trainings proceed.
     """
-    size, overview = find_scale(scale, source, texts), overview or Overview()
+    size, overview = find_scale(scale, source, texts, positions), overview or Overview()
     chosen = choose(names, size)
+    check_positions(chosen, size, positions)
+    check_extend(chosen, extend)
     wanted = tuple(size.seeds if seeds is None else seeds)
     check_settings(settings)
     kept, asked = Store(store), None if questions is None else Path(questions)
@@ -83,13 +90,14 @@ def reproduce(
         for run, what in kept.adopt(folder).items():
             overview.say(f"{run}: {what}")
     try:
-        _train(all_needs(chosen, size, wanted, settings), kept, overview)
+        records = Records(Path(out) / size.name) if extend else None
+        _train(all_needs(chosen, size, wanted, settings, records), kept, overview)
         with contextlib.closing(Team()) as team, open_parts(kept.work / MEASURED, team) as parts:
             found, memory = [], Memory(parts)
             for experiment in chosen:
                 overview.say(f"measuring: {experiment.name}")
                 needs = needs_of(experiment, size, wanted, settings)
-                lab = Lab(size, wanted, kept, needs, memory, team, overview, asked, settings)
+                lab = Lab(size, wanted, kept, needs, memory, team, overview, asked, settings, records)
                 record = _measured(experiment, lab)
                 found.append(Outcome(record, write(experiment, record, Path(out)) if team.leads else ()))
             return found
@@ -120,6 +128,21 @@ def check_settings(settings: Sequence[str]) -> None:
             raise SelattnError(f"{name}... is set by {instead}: leave it out of the settings")
 
 
+def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: Sequence[str] | None) -> None:
+    """Raise if positions are chosen for an experiment that does not try several."""
+    for each in experiments if positions is not None and scale.name == "laptop" else ():
+        tried = [each.needs(replace(scale, tried=(name,)), (0,)) for name in ("rotary", "learned")]
+        if {need.key for need in tried[0].values()} == {need.key for need in tried[1].values()}:
+            raise SelattnError(f"--positions would change nothing: {each.name} does not try several")
+
+
+def check_extend(experiments: Sequence[Experiment], extend: bool) -> None:
+    """Raise if losses of records are to be taken where the models themselves are measured."""
+    for each in experiments if extend else ():
+        if not each.losses_only:
+            raise SelattnError(f"--extend is for tables of losses: {each.name} measures the trained models themselves")
+
+
 def needs_of(
     experiment: Experiment, scale: Scale, seeds: Sequence[int], settings: Sequence[str] = ()
 ) -> dict[str, Need]:
@@ -128,12 +151,21 @@ def needs_of(
 
 
 def all_needs(
-    experiments: Sequence[Experiment], scale: Scale, seeds: Sequence[int], settings: Sequence[str] = ()
+    experiments: Sequence[Experiment],
+    scale: Scale,
+    seeds: Sequence[int],
+    settings: Sequence[str] = (),
+    records: Records | None = None,
 ) -> dict[str, Need]:
-    """What several experiments need, each training once under the first of its names, those they begin with first."""
+    """What several experiments need, each training once under the first of its names, those they begin with first.
+
+    What `records` tell of is left out.
+    """
     found: dict[str, tuple[str, Need]] = {}
     for experiment in experiments:
         for name, need in needs_of(experiment, scale, seeds, settings).items():
+            if records is not None and records.find(need) is not None:
+                continue
             for title, each in _with_those_before(f"{experiment.name}, {name}", need):
                 found.setdefault(each.key, (title, each))
     return dict(found.values())
@@ -156,7 +188,7 @@ def _train(needs: dict[str, Need], store: Store, overview: Overview) -> None:
 
 def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
     for name in lab.needs:
-        lab.trained(name)  # for the record, also those that the measurement reads another way
+        lab.known(name)  # for the record, also those that the measurement reads another way
     found = experiment.evaluate(lab)
     return Reproduction(
         experiment=experiment.name,

@@ -7,7 +7,7 @@ paper   the paper's own setting, for many GPUs under torchrun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -48,6 +48,7 @@ class Scale:
         every: steps between evaluations.
         eval_rows: rows of the validation set.
         positions: of an ordinary run.
+        tried: the positions that tables of losses try.
         tied: whether the output projection is the embedding.
         machine: how it is computed.
         search_rows, report_rows: documents that budgets are searched on, and reported on.
@@ -74,6 +75,7 @@ class Scale:
     every: int
     eval_rows: int
     positions: str
+    tried: tuple[str, ...]
     tied: bool
     machine: Machine
     search_rows: int
@@ -157,6 +159,7 @@ SMOKE = Scale(
     every=6,
     eval_rows=8,
     positions="rotary",
+    tried=("rotary",),
     tied=True,
     machine=Machine(),
     search_rows=4,
@@ -183,6 +186,7 @@ LAPTOP = Scale(
     every=488,
     eval_rows=128,
     positions="rotary",
+    tried=("rotary", "learned"),
     tied=True,
     machine=Machine(),
     search_rows=16,
@@ -209,6 +213,7 @@ PAPER = Scale(
     every=8_192,
     eval_rows=8_192,
     positions="learned",
+    tried=("learned",),
     tied=False,
     machine=Machine(precision="bf16", compile=True),
     search_rows=256,
@@ -223,13 +228,19 @@ PAPER = Scale(
 _ALL = {scale.name: scale for scale in (SMOKE, LAPTOP, PAPER)}
 
 
-def find_scale(name: str, source: str | None = None, texts: Mapping[str, str] | None = None) -> Scale:
+def find_scale(
+    name: str,
+    source: str | None = None,
+    texts: Mapping[str, str] | None = None,
+    positions: Sequence[str] | None = None,
+) -> Scale:
     """The scale of that name.
 
     Args:
         name: smoke, laptop or paper.
         source: the text of most experiments; None for that of the scale.
         texts: files for wikitext and lm1b, where these are not to come from the hub.
+        positions: that tables of losses try; None for those of the scale.
     """
     if name not in _ALL:
         raise SelattnError(f"unknown scale {name!r}: choose {', '.join(_ALL)}")
@@ -240,6 +251,12 @@ def find_scale(name: str, source: str | None = None, texts: Mapping[str, str] | 
         if name == "smoke":
             raise SelattnError("--text would change nothing: the smoke scale reads Python's own documentation")
     scale = replace(scale, texts=dict(texts or {}))
+    if positions is not None:
+        if unknown := [each for each in positions if each not in LAPTOP.tried]:
+            raise SelattnError(f"unknown positions {unknown[0]!r}: choose {' or '.join(LAPTOP.tried)}")
+        if tuple(positions) != scale.tried and name != "laptop":
+            raise SelattnError(f"--positions is for the laptop scale: at the {name} scale they are {scale.positions}")
+        scale = replace(scale, tried=tuple(each for each in LAPTOP.tried if each in positions))
     if source is None:
         return scale
     if name == "smoke":

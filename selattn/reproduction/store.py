@@ -51,6 +51,16 @@ class Trained:
     diverged: int | None = None
 
     @property
+    def data_checksums(self) -> dict[str, str]:
+        """Of the tokens that it was trained and validated on; empty if it diverged, and in old records."""
+        return {} if self.record is None else self.record.data_checksums
+
+    @property
+    def where(self) -> Path:
+        """Its folder, for messages."""
+        return self.folder
+
+    @property
     def model(self) -> str:
         """The folder of the model, as commands and functions take it."""
         if self.record is None:
@@ -82,7 +92,7 @@ class Trained:
             name=name,
             key=self.need.key,
             run=self.need.run.to_dict() if record is None else record.run,
-            data_checksums={} if record is None else record.data_checksums,
+            data_checksums=self.data_checksums,
             steps=self.diverged or 0 if record is None else record.steps,
             tokens=0 if record is None else record.tokens,
             evaluation={} if record is None else to_json(record.evaluation),
