@@ -51,4 +51,5 @@ EXPERIMENT = Experiment(
     sentence="a standard model that is fine-tuned into a selective one",
     needs=needs,
     evaluate=evaluate,
+    losses_only=True,
 )
