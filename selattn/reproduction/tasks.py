@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from selattn.data.synthetic import Task
@@ -11,6 +12,7 @@ from selattn.reproduction.scales import Scale
 from selattn.reproduction.trio import with_seeds
 from selattn.reproduction.verdicts import differences
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule
+from selattn.training.record import Score
 from selattn.training.runs.kinds import KINDS, size
 
 NAMES = ("standard", "selective")
@@ -100,11 +102,27 @@ def solved(
     return Claim(text, ends[kind, name], f"accuracy of {kind}, {SETS[name]}", than=than, paper=1.0)
 
 
-def _early(lab: Lab, kind: str, name: str, step: int, papers: Papers) -> list[Cell]:
-    """The evaluations at a step, if every seed has one."""
+def sooner(lab: Lab, step: int, text: str, paper: float | None = None) -> list[Claim]:
+    """Selective attention answers more after so many steps; no claim if a run was not evaluated there."""
+    found = {kind: _scores_at(lab, kind, IN, step) for kind in NAMES}
+    if not all(found.values()):
+        return []
+    ends = {(kind, IN): tuple(score.accuracy for score in scores) for kind, scores in found.items()}
+    claim = better(ends, IN, text, paper)
+    return [dataclasses.replace(claim, what=f"{claim.what}, after {step:,} steps")]
+
+
+def _scores_at(lab: Lab, kind: str, name: str, step: int) -> list[Score]:
+    """The evaluations at a step, one for each seed; empty if a run has none there, as one that was solved before."""
     found = [{at: score for at, _, score in lab.trained(kind, seed).evaluations(name)}.get(step) for seed in lab.seeds]
     scores = [score for score in found if score is not None]
-    if len(scores) < len(found):
+    return scores if len(scores) == len(found) else []
+
+
+def _early(lab: Lab, kind: str, name: str, step: int, papers: Papers) -> list[Cell]:
+    """The evaluations at a step, if every seed has one."""
+    scores = _scores_at(lab, kind, name, step)
+    if not scores:
         return []
     row = f"{SETS[name]}, after {step:,} steps"
     return [
