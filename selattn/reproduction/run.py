@@ -130,7 +130,8 @@ def check_settings(settings: Sequence[str]) -> None:
 
 def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: Sequence[str] | None) -> None:
     """Raise if positions are chosen for an experiment that does not try several."""
-    for each in experiments if positions is not None and scale.name == "laptop" else ():
+    usual = find_scale(scale.name).tried  # which every record has in its settings, and `again` gives
+    for each in experiments if positions is not None and scale.tried != usual else ():
         tried = [each.needs(replace(scale, tried=(name,)), (0,)) for name in ("rotary", "learned")]
         if {need.key for need in tried[0].values()} == {need.key for need in tried[1].values()}:
             raise SelattnError(f"--positions would change nothing: {each.name} does not try several")

@@ -11,7 +11,7 @@ from selattn.reproduction import experiments, run
 from selattn.reproduction.frame import Need, Reproduction
 from selattn.reproduction.grids import by_positions
 from selattn.reproduction.recorded import Records
-from selattn.reproduction.run import needs_of, reproduce
+from selattn.reproduction.run import check_positions, needs_of, reproduce
 from selattn.reproduction.scales import find_scale
 from selattn.training.config import Optimizer, Schedule
 from selattn.utils.records import read_body
@@ -91,3 +91,11 @@ def test_one_kind_of_positions_is_a_part_of_the_table(monkeypatch):
             for each in ("rotary", "learned")
         ]
         assert {**parts[0], **parts[1]} == needs_of(experiments.EXPERIMENTS[name], both, (0,))
+
+
+def test_the_usual_positions_of_a_record_are_no_choice(monkeypatch):
+    monkeypatch.undo()
+    copy = [experiments.EXPERIMENTS["copy"]]
+    check_positions(copy, find_scale("laptop", positions=["rotary", "learned"]), ["rotary", "learned"])
+    with pytest.raises(SelattnError, match="would change nothing"):
+        check_positions(copy, find_scale("laptop", positions=["rotary"]), ["rotary"])
