@@ -78,7 +78,9 @@ def measure(args: argparse.Namespace) -> list[dict[str, object]]:
     settings += ["checkpoints.every=1_000_000", f"seed={args.seed}"]
     if args.source:
         settings.append(f"data.source={args.source}")
-    runs = {kind: override(find_run(f"zoo-{kind}"), settings) for kind in KINDS}
+    # The rival is PyTorch's own flash attention.
+    rival = {"standard": ["model.backend=sdpa"]}
+    runs = {kind: override(find_run(f"zoo-{kind}"), settings + rival.get(kind, [])) for kind in KINDS}
     data = {kind: prepare(run) for kind, run in runs.items()}
     tokens = args.steps * runs["standard"].batch.size * runs["standard"].data.context
     speeds: dict[tuple[str, str], list[float]] = {}

@@ -42,13 +42,25 @@ def test_the_one_asked_for_runs(name, function):
     assert ran == [name]
 
 
-def test_auto_takes_pytorchs_kernel_where_there_is_nothing_but_causality():
-    with mock.patch.object(dispatch.BACKENDS["sdpa"], "attend", side_effect=AssertionError("sdpa ran")):
+def test_auto_takes_pytorchs_kernel_where_nothing_was_compiled_and_there_is_nothing_but_causality():
+    causal_attention(X, X, X)
+    with (
+        mock.patch.object(dispatch.BACKENDS["cpu"], "unavailable", return_value="it was not built"),
+        mock.patch.object(dispatch.BACKENDS["sdpa"], "attend", side_effect=AssertionError("sdpa ran")),
+    ):
         with pytest.raises(AssertionError, match="sdpa ran"):
             causal_attention(X, X, X)
         causal_attention(X, X, X, window=2)
         causal_attention(X, X, X, softcap=2.0)
         causal_attention(X[:, :, 1:], X, X)
+
+
+def test_auto_is_compiled_for_standard_attention_too():
+    with mock.patch.object(dispatch.BACKENDS["cpu"], "attend", side_effect=AssertionError("cpu ran")):
+        for x in (X, X.bfloat16()):
+            with pytest.raises(AssertionError, match="cpu ran"):
+                causal_attention(x, x, x)
+        causal_attention(X.half(), X.half(), X.half())
 
 
 def chosen(**options):

@@ -141,9 +141,9 @@ def choose(request: Request) -> str:
     """What "auto" means for attention, the first that applies.
 
     The attention weights or a forward-mode derivative are wanted: `reference`, the only one that has them.
+    On the CPU, everything that it can do: `cpu`, the compiled kernel, the fastest at nearly every length measured.
     Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
     On CUDA devices, everything that it can do: `triton`, once it has passed its self-check on the device.
-    Everything that it can do: `cpu`, the compiled kernel, the fastest at every length that was measured.
     Everything else: `chunked`, linear in memory too.
     """
     return _choose(request)[0].name
@@ -154,11 +154,11 @@ def _choose(request: Request) -> tuple[Backend, str | None]:
     found = BACKENDS["reference"]
     if request.wanted.weights or transforms.refusal(request) is not None:
         return found, _refusal(found, request)
+    cpu = BACKENDS["cpu"]
+    if not (cpu.unavailable() or cpu.refusal(request)):  # transforms have been looked at
+        return cpu, None
     if plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
         return BACKENDS["sdpa"], None
     if request.query.device.type == "cuda" and not TRITON.refusal(request) and _trusted(request.query):
         return TRITON, _refusal(TRITON, request)
-    cpu = BACKENDS["cpu"]
-    if not (cpu.unavailable() or cpu.refusal(request)):  # transforms have been looked at
-        return cpu, None
     return BACKENDS["chunked"], _refusal(BACKENDS["chunked"], request)
