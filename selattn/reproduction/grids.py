@@ -150,6 +150,11 @@ def by_positions(scale: Scale) -> dict[str, str]:
     return {each: added[each] if scale.name == "laptop" else "" for each in scale.tried}
 
 
+def even_heads(scale: Scale) -> int:
+    """As many heads as d, or one more: for tables that share heads out in halves."""
+    return scale.d + scale.d % 2
+
+
 @styled
 def draw_lines(record: Reproduction) -> Figure:
     """A line for each column over the rows' place on the axis; a bar reaches over the seeds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from selattn.reproduction.grids import Less, Variant, by_positions, loss_table
 from selattn.reproduction.scales import Scale
 
-_SIZES = {"smoke": (2,), "laptop": (4,), "paper": (8, 12, 16)}
+_SIZES = {"smoke": (2,), "laptop": (3,), "paper": (8, 12, 16)}
 
 
 def _heads(d: int) -> list[int]:

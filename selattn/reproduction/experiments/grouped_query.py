@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from selattn.reproduction.grids import Less, Variant, by_positions, loss_table, pairs, smaller
+from selattn.reproduction.grids import Less, Variant, by_positions, even_heads, loss_table, pairs, smaller
 from selattn.reproduction.scales import Scale
 
 
 def variants(scale: Scale) -> list[Variant]:
     """Both kinds with as many key-value heads as query heads, half of them, and one."""
-    d = {"smoke": 2, "laptop": 4, "paper": 12}[scale.name]
-    heads: dict[str, int] = {"multi-head": d, "grouped-query": max(d // 2, 1), "multi-query": 1}
-    heads = {name: kv for name, kv in heads.items() if name != "grouped-query" or kv > 1}
+    heads = even_heads(scale)
+    shared: dict[str, int] = {"multi-head": heads, "grouped-query": max(heads // 2, 1), "multi-query": 1}
+    shared = {name: kv for name, kv in shared.items() if name != "grouped-query" or kv > 1}
     rows: dict[str, dict[str, Any]] = {
-        f"{name}, {kv} of {d} key-value heads{added}": {
-            "d": d,
-            "num_key_value_heads": kv if kv < d else None,
+        f"{name}, {kv} of {heads} key-value heads{added}": {
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv if kv < heads else None,
             "positions": positions,
         }
         for positions, added in by_positions(scale).items()
-        for name, kv in heads.items()
+        for name, kv in shared.items()
     }
     return pairs(rows, scale)
 

@@ -26,16 +26,16 @@ def _models(scale: Scale) -> dict[str, dict[str, Any]]:
     for window in scale.windows:
         found[f"all-local {window}"] = {"attention": [f"local:{window}"]}
     for window in scale.windows:
-        found[f"local-global {window}"] = {"attention": [f"local:{window}"] * 3 + ["standard"]}
+        local = 2 if scale.name == "laptop" else 3  # of its three layers, or of every four
+        found[f"local-global {window}"] = {"attention": [f"local:{window}"] * local + ["standard"]}
     return found | {kind: {"attention": [kind]} for kind in ("standard", "selective")}
 
 
 def variants(scale: Scale) -> list[Variant]:
-    """Each pattern; four layers, where three local ones and a global one are wanted."""
-    d = scale.d if scale.name == "paper" else 4 if scale.name == "laptop" else 2
+    """Each pattern, with enough layers for the local ones and a global one."""
     layers = {"num_hidden_layers": 4} if scale.name == "smoke" else {}
     return [
-        Variant(name, f"loss{added}", scale.run(model, d=d, positions=positions, **layers), _PAPER.get(name))
+        Variant(name, f"loss{added}", scale.run(model, positions=positions, **layers), _PAPER.get(name))
         for positions, added in by_positions(scale).items()
         for name, model in _models(scale).items()
     ]
@@ -65,5 +65,8 @@ EXPERIMENT = loss_table(
     sentence="local and local-global attention beside standard and selective attention",
     variants=variants,
     claims=claims,
-    notes=(SAME,),
+    notes=(
+        SAME,
+        "Local-global has three local layers before each global one; two at the laptop scale, with three layers.",
+    ),
 )

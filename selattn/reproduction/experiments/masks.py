@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from selattn.reproduction.grids import Less, Variant, by_positions, loss_table
+from selattn.reproduction.grids import Less, Variant, by_positions, even_heads, loss_table
 from selattn.reproduction.scales import Scale
 
 
 def _counts(scale: Scale) -> list[int]:
-    d = {"smoke": 2, "laptop": 4, "paper": 12}[scale.name]
-    return [count for count in (1, 2, d) if count <= d]
+    return [1, 2, even_heads(scale)]
 
 
 def variants(scale: Scale) -> list[Variant]:
     """One head selects for all; or each equal group of heads follows one of its own."""
-    d = _counts(scale)[-1]
+    heads = even_heads(scale)
     found = []
     for positions, added in by_positions(scale).items():
-        found.append(Variant("standard", f"loss{added}", scale.run("standard", d=d, positions=positions)))
+        standard = scale.run("standard", positions=positions, num_attention_heads=heads)
+        found.append(Variant("standard", f"loss{added}", standard))
         for count in dict.fromkeys(_counts(scale)):
-            heads = 0 if count == 1 else [group * d // count for group in range(count)]
-            run = scale.run("selective", d=d, positions=positions, selection_head=heads)
+            selecting = 0 if count == 1 else [group * heads // count for group in range(count)]
+            run = scale.run("selective", positions=positions, num_attention_heads=heads, selection_head=selecting)
             found.append(Variant(f"masks: {count}", f"loss{added}", run))
     return found
 
