@@ -27,6 +27,8 @@ def _verdict(claim: Claim, scale: str) -> str:
         return "holds" if all(right) else "fails"
     if len(known) < LEAST:
         runs = "one run" if len(known) == 1 else f"{len(known)} runs"
+        if claim.side != "equal" and all(value == claim.than for value in known):
+            return f"{runs}: no difference"
         if len(set(right)) > 1:
             return f"{runs}: they disagree"
         return f"{runs}: points {'that' if right[0] else 'the other'} way"

@@ -57,6 +57,7 @@ def test_a_record_says_what_its_models_have_in_common():
         ((0.1, -0.01, 0.11), {}, "too small to tell"),
         ((0.05, 0.09, 0.14), {"than": 0.005}, "holds"),
         ((0.01, 0.02, 0.4), {"than": 0.005}, "too small to tell"),  # the spread reaches the bound
+        ((0.0,), {}, "one run: no difference"),
         ((0.1,), {}, "one run: points that way"),
         ((-0.1, -0.2), {}, "2 runs: points the other way"),
         ((-0.1, 0.2), {}, "2 runs: they disagree"),
