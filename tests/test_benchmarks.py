@@ -56,6 +56,15 @@ def test_decoding_is_compared_with_the_best_rival_round_by_round(decode):
         assert row["tokens_per_second"]["StaticCache"]["median"] == pytest.approx(row["batch"] / middle["StaticCache"])
 
 
+def test_standard_attention_is_compared_in_both_dtypes(tmp_path):
+    found = run("standard_attention.py", tmp_path, *"--n 8 20 --heads 2 --repeats 1".split())
+    rows = {(row["dtype"], row["n"], row["threads"]): row for row in found["rows"]}
+    assert set(rows) == {(dtype, n, t) for dtype in ("float32", "bfloat16") for n in (8, 20) for t in (1, 2)}
+    for row in rows.values():
+        for what in ("forward", "both"):
+            assert row[f"{what}_ratio"] == pytest.approx(row[what]["cpu"] / row[what]["flash"])
+
+
 def test_a_page_makes_its_table_of_the_record(decode):
     known = read_records(ROOT / "results") | {"decode": Node(decode, "decode")}
     page = corrected((ROOT / "docs" / "cache.md").read_text(), known)
