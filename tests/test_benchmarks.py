@@ -57,7 +57,8 @@ def test_decoding_is_compared_with_the_best_rival_round_by_round(decode):
 
 
 def test_standard_attention_is_compared_in_both_dtypes(tmp_path):
-    found = run("standard_attention.py", tmp_path, *"--n 8 20 --heads 2 --repeats 1".split())
+    options = "--n 8 20 --heads 2 --repeats 1"
+    found = run("standard_attention.py", tmp_path, *options.split())
     rows = {(row["dtype"], row["n"], row["threads"]): row for row in found["rows"]}
     assert set(rows) == {(dtype, n, t) for dtype in ("float32", "bfloat16") for n in (8, 20) for t in (1, 2)}
     for row in rows.values():
