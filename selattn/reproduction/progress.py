@@ -41,20 +41,22 @@ class ShownOverview(Overview):
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self._bar: ProgressLine | None = None
-        self._total = self._done = 0.0
+        self._total = self._done = self._earlier = 0.0
         self._runs = self._number = 0
         self._said = self._begun = 0.0
 
     def begin(self, needs: Mapping[str, Need]) -> None:
         """All that has to be trained, in products: a step of a large model counts for more than one of a small one."""
         self._runs, self._number = len(needs), 0
-        self._total, self._done = sum(products(need.run) for need in needs.values()), 0.0
+        self._total, self._done, self._earlier = sum(products(need.run) for need in needs.values()), 0.0, 0.0
         self._begun = time.monotonic()
         if needs and self.console.is_terminal:
             self._bar = ProgressLine("training, % of all runs", 100, keep=True, console=self.console).start()
 
     def display(self, name: str, need: Need) -> Display:
-        """One for the next run."""
+        """One for the next run; one that comes up while an experiment measures is counted by itself."""
+        if self._number >= self._runs:
+            self.begin({name: need})
         self._number += 1
         return _Part(self, f"run {self._number} of {self._runs}: {name}", products(need.run))
 
@@ -72,13 +74,20 @@ class ShownOverview(Overview):
         if now - self._said < _SECONDS:
             return
         self._said = now
-        left = (now - self._begun) / done * (self._total - done) if done else None
+        here = done - self._earlier
+        left = (now - self._begun) / here * (self._total - done) if here > 0 else None
         ahead = "" if left is None else f"  left {datetime.timedelta(seconds=round(left))}"
         self.say(f"{title}  {text}  {done / max(self._total, 1.0):.0%} of all{ahead}")
+
+    def resumed(self, share: float) -> None:
+        """So much of the run that begins now was done before: it says nothing about the time that is left."""
+        self._earlier += share
 
     def finished(self, share: float) -> None:
         """A run has ended."""
         self._done += share
+        if self._number >= self._runs:
+            self.end()
 
     def end(self) -> None:
         """Leave the bar as it is."""
@@ -92,11 +101,12 @@ class _Part(Display):
 
     def __init__(self, overview: ShownOverview, title: str, weight: float) -> None:
         self._overview, self._title, self._weight = overview, title, weight
-        self._steps, self._begun, self._ended, self._text = 1, 0, False, ""
+        self._steps, self._ended, self._text = 1, False, ""
 
     def begin(self, step: int, steps: int) -> None:
-        self._steps, self._begun = steps, step
-        self._overview.moved(self._title, 0.0)
+        self._steps = steps
+        self._overview.resumed(self._weight * step / steps)
+        self._overview.moved(self._title, self._weight * step / steps)
 
     def step(self, step: int) -> None:
         self._overview.moved(
