@@ -122,22 +122,6 @@ def _accuracy(run: dict[str, Any], name: str, step: int | None) -> float | None:
     return next((at[name]["accuracy"] for at in run["evaluations"] if at["step"] == step), None)
 
 
-def _synthetic(file: Path) -> Iterator[Reproduction]:
-    """Of `selattn study synthetic`."""
-    record = read_record(file)
-    for task, title in (("copy", "Copy"), ("parity", "Parity*")):
-        kinds = {kind: _runs(record, f"{task}-small-{kind}") for kind in ("standard", "selective")}
-        right = {kind: tuple(_accuracy(run, "validation", None) for run in runs) for kind, runs in kinds.items()}
-        cells = [
-            Cell("in distribution, at the end: accuracy", kind, each, 1.0, 1, True) for kind, each in right.items()
-        ]
-        claims = [
-            Claim(f"{kind.capitalize()} attention solves {title}.", each, f"accuracy of {kind}", than=0.99, paper=1.0)
-            for kind, each in right.items()
-        ]
-        yield _make(task, file, "the paper's task, d=2", [run["seed"] for run in kinds["standard"]], cells, claims)
-
-
 def _tradeoff(file: Path) -> Iterator[Reproduction]:
     """Of `selattn seeds` over records of `selattn eval --curve`."""
     record = read_record(file)
@@ -205,7 +189,6 @@ def _under_budgets(file: Path) -> Iterator[Reproduction]:
 _READERS: dict[str, Callable[[Path], Iterator[Reproduction]]] = {
     "lm_comparison.json": _courses,
     "variable_assignment.json": _assignment,
-    "synthetic.json": _synthetic,
     "tradeoff.json": _tradeoff,
     "training_under_budgets.json": _under_budgets,
 }

@@ -112,7 +112,7 @@ def loss_table(
             Claim(
                 each.text,
                 differences(losses.at(*each.those), losses.at(*each.these)),
-                f"loss of {_place(each.those)} less that of {_place(each.these)}, nats",
+                _difference(each.those, each.these),
                 than=each.by,
                 paper=each.paper,
             )
@@ -195,5 +195,8 @@ def _name(variant: Variant) -> str:
     return f"{variant.row} | {variant.column}"
 
 
-def _place(at: tuple[str, str]) -> str:
-    return ", ".join(part for part in at if part)
+def _difference(those: tuple[str, str], these: tuple[str, str]) -> str:
+    """Which losses are compared: by their columns in one row, by their rows in one column, or by both."""
+    shared = [at for at in (0, 1) if those[at] == these[at]]
+    first, second = (", ".join(part for at, part in enumerate(each) if at not in shared) for each in (those, these))
+    return f"loss of {first} less that of {second}, nats"

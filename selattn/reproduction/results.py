@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from selattn.reproduction.earlier import earlier_records
@@ -29,6 +30,7 @@ Each claim of the paper, what was run for it, our number, the paper's, and a ver
 it is "too small to tell". Fewer seeds are called one run, and only say which way they point. Our models are small and
 young: a verdict is about them.
 """
+_LONG = 16  # rows of a table that a reader has to ask for
 
 
 def write_results(records: Path, page: Path) -> Path:
@@ -38,12 +40,15 @@ def write_results(records: Path, page: Path) -> Path:
 
 
 def results_page(records: Path) -> str:
-    """The page as a text."""
+    """The page as a text: all verdicts at a glance, then each experiment with its claims and numbers."""
     found = all_records(records)
-    parts = [_HEAD, "## Claims\n", _claims(found)]
-    parts += ["## What was run\n", *(_section(record) for record in found)]
+    names = list(dict.fromkeys(record.experiment for record in found))
+    parts = [_HEAD, "## At a glance\n", _glance(found), "## Claims and numbers\n"]
+    for name in names:
+        of_it = [record for record in found if record.experiment == name]
+        parts += [f"### {name}\n", f"{of_it[0].paper}: {of_it[0].sentence}.\n", *map(_section, of_it)]
     parts += ["## Where the paper disagrees with itself\n", *(f"- {each}" for each in (DISAGREES, SAME)), ""]
-    missing = [each for each in EXPERIMENTS.values() if each.name not in {record.experiment for record in found}]
+    missing = [each for each in EXPERIMENTS.values() if each.name not in names]
     if missing:
         parts.append("## What has not been run\n")
         parts.append("\n".join(f"- `{each.name}` ({each.paper}): {each.sentence}" for each in missing) + "\n")
@@ -63,13 +68,30 @@ def all_records(records: Path) -> list[Reproduction]:
     return sorted(found, key=lambda record: (order.index(record.experiment), record.earlier is not None))
 
 
-def _claims(found: Sequence[Reproduction]) -> str:
-    lines = ["| claim | in the paper | what was run | ours | the paper's | verdict |", "|" + " --- |" * 6]
+def _glance(found: Sequence[Reproduction]) -> str:
+    """A line for each record: how many of its claims have which verdict."""
+    lines = ["| experiment | in the paper | what was run | verdicts |", "|" + " --- |" * 4]
     for record in found:
-        for claim in record.claims:
-            run = f"{record.experiment}: {what_was_run(record)}"
-            cells = (claim.text, record.paper, run, _ours(claim), _papers(claim), verdict(claim, record.scale))
-            lines.append(f"| {' | '.join(cells)} |")
+        said = _counted(Counter(verdict(claim, record.scale) for claim in record.claims))
+        name = f"[{record.experiment}](#{record.experiment})"
+        lines.append(f"| {name} | {record.paper} | {what_was_run(record)} | {said or 'nothing is claimed'} |")
+    return "\n".join(lines) + "\n"
+
+
+def _counted(verdicts: Mapping[str, int]) -> str:
+    """Each verdict once, with how often; of how few runs is said once, too: `one run: points that way (2), ...`."""
+    groups: dict[str, list[str]] = {}
+    for each, count in verdicts.items():
+        runs, colon, found = each.rpartition(": ")
+        groups.setdefault(runs + colon, []).append(f"{found} ({count})" if count > 1 else found)
+    return "; ".join(runs + ", ".join(found) for runs, found in groups.items())
+
+
+def _claims(record: Reproduction) -> str:
+    lines = ["| claim | ours | the paper's | verdict |", "|" + " --- |" * 4]
+    for claim in record.claims:
+        cells = (claim.text, _ours(claim), _papers(claim), verdict(claim, record.scale))
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -88,16 +110,27 @@ def _papers(claim: Claim) -> str:
 
 
 def _section(record: Reproduction) -> str:
-    """The table, every seed's own number, and where it comes from."""
+    """The claims, the table, every seed's own number, and where all of it comes from."""
     where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
-    lines = [f"### {record.experiment}: {record.sentence}\n", f"Record: `{where}`.{_made(record)}\n"]
-    if record.cells:
-        lines.append(table_of(record).markdown())
-    if len(record.seeds) > 1:
-        lines.append("<details><summary>Every seed</summary>\n")
-        lines += [f"- {cell.row}, {cell.column}: {seeds_of(cell, record.seeds)}" for cell in record.cells]
-        lines.append("\n</details>\n")
+    table = table_of(record)
+    lines = [f"**{table.where[:1].upper()}{table.where[1:]}.** Record: `{where}`.{_made(record)}\n"]
+    if record.claims:
+        lines.append(_claims(record))
+    if len(table.rows) > _LONG:
+        lines.append(_folded(f"All {len(table.rows)} rows", [table.grid()]))
+    elif table.rows:
+        lines.append(table.grid())
+    if table.notes:
+        lines.append("\n".join(f"- {note}" for note in table.notes) + "\n")
+    if len(record.seeds) > 1 and record.cells:
+        seeds = [f"- {cell.row}, {cell.column}: {seeds_of(cell, record.seeds)}" for cell in record.cells]
+        lines.append(_folded("Every seed", ["\n".join(seeds) + "\n"]))
     return "\n".join(lines)
+
+
+def _folded(title: str, parts: Sequence[str]) -> str:
+    """What a reader has to open."""
+    return "\n".join([f"<details><summary>{title}</summary>\n", *parts, "</details>\n"])
 
 
 def _made(record: Reproduction) -> str:

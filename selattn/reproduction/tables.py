@@ -11,6 +11,7 @@ from selattn.reproduction.frame import Cell, Reproduction
 from selattn.training.identity import source_name
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16"}  # that are worth a word
+_WHOLE = 1e5  # from where on a number is a count
 _SPECIAL = re.compile(r"([&%$#_{}])")
 
 
@@ -19,23 +20,33 @@ class Table:
     """Texts in rows and columns.
 
     Attributes:
-        title: above it.
+        what: it is about.
+        where: at which scale, how often, with what models.
         columns: headings; the first is that of the rows' names.
         rows: as many texts in each as there are columns.
         notes: below it.
     """
 
-    title: str
+    what: str
+    where: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def title(self) -> str:
+        """What stands above it."""
+        return f"{self.what} ({self.where})"
+
+    def grid(self) -> str:
+        """Rows and columns alone, in Markdown."""
+        lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
+        return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in self.rows)]) + "\n"
+
     def markdown(self) -> str:
         """The table for a page, with its title and notes."""
-        lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
-        lines += [f"| {' | '.join(row)} |" for row in self.rows]
-        notes = [f"- {note}" for note in self.notes]
-        return "\n".join([f"**{self.title}**", "", *lines, *(["", *notes] if notes else [])]) + "\n"
+        notes = "".join(f"- {note}\n" for note in self.notes)
+        return f"**{self.title}**\n\n{self.grid()}" + (f"\n{notes}" if notes else "")
 
     def latex(self) -> str:
         """The table for a paper, with its title as the caption."""
@@ -69,7 +80,7 @@ def table_of(record: Reproduction) -> Table:
     runs = "one run" if len(record.seeds) == 1 else f"mean of {len(record.seeds)} seeds (smallest to largest)"
     trained = record.models or record.earlier
     where = f"{record.scale} scale, {runs}; {what_was_run(record)}" if trained else record.data
-    return Table(f"{record.paper}: {record.sentence} ({where})", tuple(headings), tuple(body), record.notes)
+    return Table(f"{record.paper}: {record.sentence}", where, tuple(headings), tuple(body), record.notes)
 
 
 def what_was_run(record: Reproduction) -> str:
@@ -121,7 +132,11 @@ def ours(cell: Cell) -> str:
 
 def papers(cell: Cell) -> str:
     """The paper's number, with as many digits as it has there."""
-    return "" if cell.paper is None else f"{100 * cell.paper:.4g}%" if cell.percent else f"{cell.paper:g}"
+    if cell.paper is None:
+        return ""
+    if cell.percent:
+        return f"{100 * cell.paper:.4g}%"
+    return f"{cell.paper:,.0f}" if cell.paper >= _WHOLE else f"{cell.paper:g}"
 
 
 def seeds_of(cell: Cell, seeds: Sequence[int]) -> str:

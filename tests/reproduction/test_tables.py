@@ -1,11 +1,13 @@
 """Tables with the paper's numbers beside ours, and verdicts that three seeds have to agree on."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from selattn.data.synthetic import Parity
 from selattn.reproduction.frame import Cell, Claim, Reproduction, UsedModel
+from selattn.reproduction.grids import Less, Variant, loss_table
 from selattn.reproduction.scales import LAPTOP
 from selattn.reproduction.tables import seeds_of, table_of, what_was_run
 from selattn.reproduction.tasks import task_run
@@ -77,3 +79,24 @@ def test_a_difference_needs_three_seeds_and_their_spread(values, settings, said)
 
 def test_differences_are_seed_by_seed():
     assert differences((3.0, None, 2.0), (1.0, 1.0, None)) == (2.0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("those", "said"),
+    [
+        (("d=3", "standard"), "loss of standard less that of selective, nats"),
+        (("d=4", "selective"), "loss of d=4 less that of d=3, nats"),
+        (("d=4", "standard"), "loss of d=4, standard less that of d=3, selective, nats"),
+    ],
+)
+def test_a_claim_names_what_differs(those, said):
+    places = (("d=3", "selective"), those)
+    lab = SimpleNamespace(scale=LAPTOP, used={}, losses=lambda name: (1.0,))
+    found = loss_table(
+        name="it",
+        paper="Table 9",
+        sentence="it",
+        variants=lambda scale: [Variant(*place, scale.run(place[1])) for place in places],
+        claims=lambda scale: [Less("It is less.", *places)],
+    ).evaluate(lab)
+    assert [claim.what for claim in found.claims] == [said]

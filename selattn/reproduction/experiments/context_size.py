@@ -28,7 +28,7 @@ def variants(scale: Scale) -> list[Variant]:
 def claims(scale: Scale) -> list[Less]:
     """Better at every context size."""
     rows = dict.fromkeys(each.row for each in variants(scale))
-    return smaller(list(rows), "At {row} selective attention has the smaller loss.")
+    return smaller(list(rows), "At {row}: selective attention has the smaller loss.")
 
 
 def more(scale: Scale, losses: Losses) -> Sequence[Claim]:

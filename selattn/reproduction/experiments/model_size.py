@@ -34,7 +34,7 @@ def claims(scale: Scale) -> list[Less]:
     paper = {row: 0.06 for row in rows if row.startswith("d=8")} | {
         row: 0.044 for row in rows if row.startswith("d=12")
     }
-    return smaller(list(rows), "At {row} selective attention has the smaller loss.", paper)
+    return smaller(list(rows), "At {row}: selective attention has the smaller loss.", paper)
 
 
 EXPERIMENT = loss_table(
