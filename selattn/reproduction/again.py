@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from selattn.errors import SelattnError
+from selattn.reproduction.experiments import find_experiment
 from selattn.reproduction.frame import Reproduction
 from selattn.reproduction.progress import Overview
 from selattn.reproduction.run import reproduce
@@ -62,11 +63,11 @@ def again(
         )
         if found is None:
             return None
-    return compare(record, found[0].record, made)
+    return compare(find_experiment(record.experiment).concluded(record), found[0].record, made)
 
 
 def compare(before: Reproduction, now: Reproduction, made: Provenance) -> Compared:
-    """Every number of the tables and claims."""
+    """Every number of the tables and claims, these as the code of now puts them."""
     numbers = {**_numbers(before)}
     fresh = _numbers(now)
     differ = [
@@ -80,8 +81,8 @@ def compare(before: Reproduction, now: Reproduction, made: Provenance) -> Compar
 def _numbers(record: Reproduction) -> dict[str, float | None]:
     found: dict[str, float | None] = {}
     for cell in record.cells:
-        for seed, value in zip(record.seeds, cell.values, strict=False):
-            found[f"{cell.row}, {cell.column}, seed {seed}"] = value
+        for of, value in zip(record.values, cell.values, strict=True):
+            found[f"{cell.row}, {cell.column}, seed {of}"] = value
     for claim in record.claims:
         found |= {f"{claim.text} ({number})": value for number, value in enumerate(claim.values)}
     return found

@@ -160,8 +160,8 @@ def _compared(curves: dict[str, Any], names: dict[str, str]) -> tuple[list[Cell]
                 row = f"loss, {point['kv_size']:g} tokens a layer, all documents"
                 cells.append(Cell(row, name, tuple(point["losses"][text])))
     for name in ("H2O", "TOVA", "Window+4"):
-        text = f"Selective attention has a better trade-off than {name}."
-        what = f"{name}'s loss less that of selective with the memory loss, 32 tokens a layer, nats"
+        text = f"With 32 tokens a layer selective attention with the memory loss has a smaller loss than {name}."
+        what = f"{name}'s loss less that of selective attention with the memory loss, nats"
         claims.append(Claim(text, differences(at[name, 32], at["selective, memory loss", 32]), what))
     return cells, claims
 

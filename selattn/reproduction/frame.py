@@ -172,6 +172,11 @@ class Reproduction:
     details: dict[str, Any] = if_any(default_factory=dict)
     earlier: str | None = if_any(default=None)
 
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What each value of a cell is of: a seed, unless the record says something else, such as a pair of them."""
+        return tuple(map(str, self.settings.get("values", self.seeds)))
+
     def cell(self, row: str, column: str) -> Cell:
         """The number that stands there."""
         return next(cell for cell in self.cells if (cell.row, cell.column) == (row, column))
@@ -190,6 +195,9 @@ class Experiment:
         figure: draws a record, in one figure or in several by name; None for a table alone.
         scales: at which it can be run.
         losses_only: whether it reads nothing of its models but their last losses, which records have, too.
+        conclude: from a record with what was measured to one with what follows from it: claims, and cells and notes
+            that are worked out. None where `evaluate` gives all of it. So a claim can be put better, or a bound
+            mended, without measuring anything again.
     """
 
     name: str
@@ -200,3 +208,8 @@ class Experiment:
     figure: Callable[[Reproduction], Figure | dict[str, Figure]] | None = None
     scales: tuple[str, ...] = SCALES
     losses_only: bool = False
+    conclude: Callable[[Reproduction], Reproduction] | None = None
+
+    def concluded(self, record: Reproduction) -> Reproduction:
+        """The record with what follows from its numbers."""
+        return record if self.conclude is None else self.conclude(record)

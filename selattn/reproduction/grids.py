@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +15,12 @@ from selattn.report.figure import COLORS, MARKERS
 from selattn.report.plot.style import heading, new_figure, styled
 from selattn.reproduction.frame import SCALES, Cell, Claim, Experiment, Found, Need, Reproduction
 from selattn.reproduction.lab import Lab, of_seed
-from selattn.reproduction.scales import Scale
+from selattn.reproduction.scales import Scale, scale_of
 from selattn.reproduction.verdicts import differences
 from selattn.training.config import RunConfig
 
 STANDARD, SELECTIVE = "standard", "selective"
+ALIKE = 0.005  # nats: losses that differ by less are as good as the same
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,11 @@ def loss_table(
     def evaluate(lab: Lab) -> Found:
         listed = variants(lab.scale)
         cells = tuple(Cell(each.row, each.column, lab.losses(_name(each)), each.paper) for each in listed)
-        losses = Losses(cells)
+        details = {"x": {each.row: each.x for each in listed if each.x is not None}, "axis": axis}
+        return Found(cells, details=details)
+
+    def conclude(record: Reproduction) -> Reproduction:
+        scale, losses = scale_of(record.scale, record.settings), Losses(record.cells)
         made = [
             Claim(
                 each.text,
@@ -116,18 +121,16 @@ def loss_table(
                 than=each.by,
                 paper=each.paper,
             )
-            for each in claims(lab.scale)
+            for each in claims(scale)
         ]
         diverged = [
-            f"{name} diverged at step {found.diverged}."
-            for name, found in lab.used.items()
-            if found.diverged is not None
+            f"{model.name} diverged at step {model.diverged}." for model in record.models if model.diverged is not None
         ]
         said = ("Losses are nats per token on held-out text.", *notes, *diverged)
-        details = {"x": {each.row: each.x for each in listed if each.x is not None}, "axis": axis}
-        return Found(cells, (*made, *more(lab.scale, losses)), said, details)
+        return dataclasses.replace(record, claims=(*made, *more(scale, losses)), notes=said)
 
-    return Experiment(name, paper, sentence, needs, evaluate, draw_lines if axis else None, scales, losses_only=True)
+    figure = draw_lines if axis else None
+    return Experiment(name, paper, sentence, needs, evaluate, figure, scales, losses_only=True, conclude=conclude)
 
 
 def pairs(rows: dict[str, dict[str, Any]], scale: Scale, **settings: Any) -> list[Variant]:
@@ -142,6 +145,21 @@ def pairs(rows: dict[str, dict[str, Any]], scale: Scale, **settings: Any) -> lis
 def smaller(rows: Sequence[str], text: str, paper: dict[str, float] | None = None) -> list[Less]:
     """In each of these rows selective attention has the smaller loss; `text` has a place for the row."""
     return [Less(text.format(row=row), (row, SELECTIVE), (row, STANDARD), (paper or {}).get(row)) for row in rows]
+
+
+def rows(scale: Scale, sizes: Iterable[int]) -> dict[str, int]:
+    """The rows `d=3, rotary` of a table and their d: the paper's sizes, or at other scales that of the scale."""
+    return {
+        f"d={d}{added}": d
+        for added in by_positions(scale).values()
+        for d in (sizes if scale.name == "paper" else (scale.d,))
+    }
+
+
+def paper_difference(losses: Mapping[int, tuple[float, float]], d: int) -> float:
+    """The first of the paper's two losses less the second, at a size; of one it has not, the mean of its sizes."""
+    found = {size: first - second for size, (first, second) in losses.items()}
+    return found.get(d, statistics.fmean(found.values()))
 
 
 def by_positions(scale: Scale) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from selattn.data.synthetic import Task
 from selattn.errors import SelattnError
 from selattn.evaluation.parts import open_parts
 from selattn.report.figure import write_figure
@@ -27,7 +28,7 @@ from selattn.utils.files import write_text
 from selattn.utils.records import check_output, read_body, write_record
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
-NOTHING = "nothing is trained"  # where a record says what its models read
+NOTHING, TASK = "nothing is trained", "sequences of the task"  # where a record says what its models read
 MEASURED = "measured"  # in the store's work: what has been measured
 
 
@@ -191,12 +192,12 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
     for name in lab.needs:
         lab.known(name)  # for the record, also those that the measurement reads another way
     found = experiment.evaluate(lab)
-    return Reproduction(
+    record = Reproduction(
         experiment=experiment.name,
         paper=experiment.paper,
         sentence=experiment.sentence,
         scale=lab.scale.name,
-        data=lab.scale.about if lab.used else NOTHING,
+        data=_read(lab),
         seeds=lab.seeds,
         cells=found.cells,
         claims=found.claims,
@@ -205,6 +206,16 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
         models=tuple(each.used(name) for name, each in lab.used.items()),
         details=found.details,
     )
+    return experiment.concluded(record)
+
+
+def _read(lab: Lab) -> str:
+    """What the models of an experiment have read."""
+    data = [used.need.run.data for used in lab.used.values()]
+    texts = [each.source for each in data if not isinstance(each, Task)]
+    if not texts:
+        return TASK if data else NOTHING
+    return lab.scale.about if set(texts) == {lab.scale.data.source} else ", ".join(dict.fromkeys(texts))
 
 
 def write(experiment: Experiment, record: Reproduction, out: Path) -> tuple[Path, ...]:

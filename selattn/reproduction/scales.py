@@ -228,6 +228,12 @@ PAPER = Scale(
 _ALL = {scale.name: scale for scale in (SMOKE, LAPTOP, PAPER)}
 
 
+def scale_of(name: str, settings: Mapping[str, Any]) -> Scale:
+    """The scale at which a record was made, from its settings."""
+    positions = settings.get("positions") if name == "laptop" else None
+    return find_scale(name, positions=positions)
+
+
 def find_scale(
     name: str,
     source: str | None = None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from selattn.reproduction.frame import Cell, Reproduction
 from selattn.training.identity import source_name
@@ -40,8 +41,7 @@ class Table:
 
     def grid(self) -> str:
         """Rows and columns alone, in Markdown."""
-        lines = [f"| {' | '.join(self.columns)} |", f"|{' --- |' * len(self.columns)}"]
-        return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in self.rows)]) + "\n"
+        return grid(self.columns, self.rows)
 
     def markdown(self) -> str:
         """The table for a page, with its title and notes."""
@@ -58,6 +58,12 @@ class Table:
             f"{notes}\\begin{{table}}[h]\n\\caption{{{_escaped(self.title)}}}\n\\begin{{center}}\n"
             f"\\begin{{tabular}}{{{kinds}}}\n{body}\n\\end{{tabular}}\n\\end{{center}}\n\\end{{table}}\n"
         )
+
+
+def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; what looks like a tag, such as <BOS>, is shown as it is."""
+    lines = [f"| {' | '.join(each)} |".replace("<", "&lt;") for each in (columns, *rows)]
+    return "\n".join([lines[0], f"|{' --- |' * len(columns)}", *lines[1:]]) + "\n"
 
 
 def table_of(record: Reproduction) -> Table:
@@ -84,22 +90,22 @@ def table_of(record: Reproduction) -> Table:
 
 
 def what_was_run(record: Reproduction) -> str:
-    """The text or the task, and what all models of a record have in common: `enwik8-clean, d=3, context 512, ...`."""
-    runs = [model.run for model in record.models]
+    """The text or the task, and what all models of a record have in common: `enwik8-clean, d=3, context 512, ...`.
+
+    Models that begin with another count as that one, which the record has, too.
+    """
+    models = [model for model in record.models if not (model.run.get("start") or {}).get("model")]
+    runs = [model.run for model in models]
+    tokens = _common([f"{model.tokens / 1e6:.1f}".removesuffix(".0") for model in models], "{} million tokens")
+    precision = _common([_PRECISIONS.get(run["machine"]["precision"]) for run in runs], "trained in {}")
+    context = _common([run["data"].get("context") for run in runs], "context {}")
     kinds = {run["data"].get("kind") for run in runs}
     if kinds == {"text"}:
-        return ", ".join(
-            [
-                source_name(record.data),
-                *_common([run["model"].get("num_hidden_layers") for run in runs], "d={}"),
-                *_common([run["data"].get("context") for run in runs], "context {}"),
-                *_common([run["model"].get("positions", "learned") for run in runs], "{} positions"),
-                *_common(
-                    [f"{model.tokens / 1e6:.1f}".removesuffix(".0") for model in record.models], "{} million tokens"
-                ),
-                *_common([_PRECISIONS.get(run["machine"]["precision"]) for run in runs], "trained in {}"),
-            ]
-        )
+        layers = _common([run["model"].get("num_hidden_layers") for run in runs], "d={}")
+        positions = _common([run["model"].get("positions", "learned") for run in runs], "{} positions")
+        return ", ".join([_texts(runs), *layers, *context, *positions, *tokens, *precision])
+    if kinds == {"spans"}:
+        return ", ".join([_texts(runs), "span corruption", *context, *tokens, *precision])
     if runs and all("source" not in run["data"] for run in runs):
         task = {name: value for name, value in runs[0]["data"].items() if name != "kind"}
         return ", ".join(
@@ -108,9 +114,14 @@ def what_was_run(record: Reproduction) -> str:
                 *_common([run["model"].get("num_hidden_layers") for run in runs], "d={}"),
                 *_common([run["schedule"]["steps"] for run in runs], "at most {:,} steps"),
                 *_common([run["batch"]["size"] for run in runs], "{} rows in a step"),
+                *precision,
             ]
         )
     return source_name(record.data)
+
+
+def _texts(runs: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(source_name(run["data"]["source"]) for run in runs))
 
 
 def _common(values: Sequence[object], text: str) -> list[str]:
@@ -139,9 +150,9 @@ def papers(cell: Cell) -> str:
     return f"{cell.paper:,.0f}" if cell.paper >= _WHOLE else f"{cell.paper:g}"
 
 
-def seeds_of(cell: Cell, seeds: Sequence[int]) -> str:
-    """Every seed's own number."""
-    pairs = zip(seeds, cell.values, strict=False)
+def seeds_of(cell: Cell, names: Sequence[str]) -> str:
+    """Every seed's own number, or whatever else the values are of."""
+    pairs = zip(names, cell.values, strict=True)
     return ", ".join(f"{seed}: {'none' if value is None else number(value, cell)}" for seed, value in pairs)
 
 

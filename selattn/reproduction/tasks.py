@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 from selattn.data.synthetic import Task
-from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
-from selattn.reproduction.lab import Lab
-from selattn.reproduction.scales import Scale
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from selattn.reproduction.lab import Lab, of_seed
+from selattn.reproduction.scales import Scale, scale_of
 from selattn.reproduction.trio import with_seeds
 from selattn.reproduction.verdicts import differences
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule
@@ -18,6 +18,8 @@ from selattn.training.runs.kinds import KINDS, size
 NAMES = ("standard", "selective")
 IN, OUT = "validation", "out_of_distribution"
 SETS = {IN: "in distribution", OUT: "out of distribution"}
+_LEARNED = 0.5  # accuracy in distribution from which on a model has learned its task
+_UNLEARNED = "by models that have not learned the task"
 Papers = Mapping[tuple[str, str, str], float]  # (kind, set, "accuracy" or "loss") -> at the end of training
 
 
@@ -38,6 +40,22 @@ def task_run(
     )
 
 
+class Answers:
+    """The accuracies of a record's table, for claims: `answers.end("selective", OUT)`, one for each seed."""
+
+    def __init__(self, record: Reproduction, early: int | None) -> None:
+        self._cells = {(cell.row, cell.column): cell.values for cell in record.cells}
+        self.step = early
+
+    def end(self, kind: str, name: str) -> tuple[float | None, ...]:
+        """At the end of training."""
+        return self._cells[f"{SETS[name]}, at the end: accuracy", kind]
+
+    def early(self, kind: str, name: str) -> tuple[float | None, ...] | None:
+        """After `step` steps; None if the runs were not evaluated there."""
+        return self._cells.get((f"{_after(name, self.step)}: accuracy", kind))
+
+
 def task_experiment(
     *,
     name: str,
@@ -45,7 +63,7 @@ def task_experiment(
     sentence: str,
     runs: Callable[[Scale], dict[str, RunConfig]],
     papers: Papers,
-    claims: Callable[[Lab, Mapping[tuple[str, str], tuple[float | None, ...]]], Sequence[Claim]],
+    claims: Callable[[Answers], Sequence[Claim]],
     early: int | None = None,
     early_papers: Papers | None = None,
     notes: Sequence[str] = (),
@@ -56,8 +74,8 @@ def task_experiment(
         name, paper, sentence: see `Experiment`.
         runs: the runs at a scale, by kind.
         papers: the paper's numbers at the end.
-        claims: from the lab and the accuracies at the end, by kind and set.
-        early: a step at which numbers are given, too, if the runs were evaluated there.
+        claims: from the accuracies of the table.
+        early: a step at which numbers are given, too, if the runs were evaluated there or had ended.
         early_papers: the paper's there.
         notes: below the table.
     """
@@ -66,57 +84,74 @@ def task_experiment(
         return with_seeds(runs(scale), seeds)
 
     def evaluate(lab: Lab) -> Found:
-        cells, ends = [], {}
+        cells = []
         for kind in runs(lab.scale):
-            for name, title in SETS.items():
+            for name in SETS:
                 last = [lab.trained(kind, seed) for seed in lab.seeds]
                 if any(each.record is None or name not in each.record.evaluation for each in last):
                     continue
-                ends[kind, name] = lab.accuracies(kind, name)
                 if early is not None:
                     cells += _early(lab, kind, name, early, early_papers or {})
-                cells.append(_cell(f"{title}, at the end", kind, "accuracy", ends[kind, name], papers, name))
-                cells.append(_cell(f"{title}, at the end", kind, "loss", lab.losses(kind, name), papers, name))
-        steps = {
-            kind: sorted({lab.trained(kind, seed).used("").steps for seed in lab.seeds}) for kind in runs(lab.scale)
-        }
-        taken = "; ".join(f"{kind} {', '.join(map(str, each))}" for kind, each in steps.items())
-        found = tuple(claims(lab, ends))
-        return Found(tuple(cells), found, (*notes, f"Steps taken: {taken}."), {})
+                where = f"{SETS[name]}, at the end"
+                cells.append(_cell(where, kind, "accuracy", lab.accuracies(kind, name), papers, name))
+                cells.append(_cell(where, kind, "loss", lab.losses(kind, name), papers, name))
+        return Found(tuple(cells))
 
-    return Experiment(name, paper, sentence, needs, evaluate)
+    def conclude(record: Reproduction) -> Reproduction:
+        kinds = runs(scale_of(record.scale, record.settings))
+        steps = {model.name: model.steps for model in record.models}
+        taken = "; ".join(
+            f"{kind} {', '.join(str(steps[of_seed(kind, seed)]) for seed in record.seeds)}" for kind in kinds
+        )
+        found = tuple(claims(Answers(record, early)))
+        return dataclasses.replace(record, claims=found, notes=(*notes, f"Steps taken by each seed: {taken}."))
+
+    return Experiment(name, paper, sentence, needs, evaluate, conclude=conclude)
 
 
-def better(
-    ends: Mapping[tuple[str, str], tuple[float | None, ...]], name: str, text: str, paper: float | None = None
-) -> Claim:
-    """Selective attention answers more of a set than standard attention does."""
+def better(answers: Answers, name: str, text: str, paper: float | None = None) -> Claim:
+    """Selective attention answers more of a set than standard attention does; it says little if neither has learned."""
     what = f"accuracy of selective less that of standard, {SETS[name]}"
-    return Claim(text, differences(ends["selective", name], ends["standard", name]), what, paper=paper)
+    learned = any(value is not None and value > _LEARNED for kind in NAMES for value in answers.end(kind, IN))
+    values = differences(answers.end("selective", name), answers.end("standard", name))
+    return Claim(text, values, what, paper=paper, caveat="" if learned else _UNLEARNED)
 
 
-def solved(
-    ends: Mapping[tuple[str, str], tuple[float | None, ...]], kind: str, name: str, text: str, than: float = 0.99
-) -> Claim:
-    """A kind of attention answers nearly all of a set."""
-    return Claim(text, ends[kind, name], f"accuracy of {kind}, {SETS[name]}", than=than, paper=1.0)
+def solved(answers: Answers, kind: str, name: str, text: str, than: float = 0.99) -> Claim:
+    """A kind of attention answers nearly all of a set; of another set it says little if it has not learned its own."""
+    learned = any(value is not None and value > _LEARNED for value in answers.end(kind, IN))
+    caveat = "" if learned or name == IN else _UNLEARNED
+    return Claim(
+        text, answers.end(kind, name), f"accuracy of {kind}, {SETS[name]}", than=than, paper=1.0, caveat=caveat
+    )
 
 
-def sooner(lab: Lab, step: int, text: str, paper: float | None = None) -> list[Claim]:
-    """Selective attention answers more after so many steps; no claim if a run was not evaluated there."""
-    found = {kind: _scores_at(lab, kind, IN, step) for kind in NAMES}
-    if not all(found.values()):
+def sooner(answers: Answers, text: str, paper: float | None = None) -> list[Claim]:
+    """Selective attention answers more early in training; no claim if the runs were not evaluated there."""
+    selective, standard = (answers.early(kind, IN) for kind in ("selective", "standard"))
+    if selective is None or standard is None:
         return []
-    ends = {(kind, IN): tuple(score.accuracy for score in scores) for kind, scores in found.items()}
-    claim = better(ends, IN, text, paper)
-    return [dataclasses.replace(claim, what=f"{claim.what}, after {step:,} steps")]
+    what = f"accuracy of selective less that of standard, {_after(IN, answers.step)}"
+    return [Claim(text, differences(selective, standard), what, paper=paper)]
+
+
+def _after(name: str, step: int | None) -> str:
+    return f"{SETS[name]}, after {step or 0:,} steps"
 
 
 def _scores_at(lab: Lab, kind: str, name: str, step: int) -> list[Score]:
-    """The evaluations at a step, one for each seed; empty if a run has none there, as one that was solved before."""
-    found = [{at: score for at, _, score in lab.trained(kind, seed).evaluations(name)}.get(step) for seed in lab.seeds]
-    scores = [score for score in found if score is not None]
-    return scores if len(scores) == len(found) else []
+    """The evaluations at a step, one for each seed: the last one of a run that had solved its task before.
+
+    Empty if a run has none there.
+    """
+    found = []
+    for seed in lab.seeds:
+        trained = lab.trained(kind, seed)
+        scores = {at: score for at, _, score in trained.evaluations(name)}
+        ended = max(scores, default=0) < step and trained.need.run.schedule.steps >= step
+        found.append(scores.get(max(scores, default=0) if ended else step))
+    known = [score for score in found if score is not None]
+    return known if len(known) == len(found) else []
 
 
 def _early(lab: Lab, kind: str, name: str, step: int, papers: Papers) -> list[Cell]:
@@ -124,7 +159,7 @@ def _early(lab: Lab, kind: str, name: str, step: int, papers: Papers) -> list[Ce
     scores = _scores_at(lab, kind, name, step)
     if not scores:
         return []
-    row = f"{SETS[name]}, after {step:,} steps"
+    row = _after(name, step)
     return [
         _cell(row, kind, "accuracy", tuple(score.accuracy for score in scores), papers, name),
         _cell(row, kind, "loss", tuple(score.loss for score in scores), papers, name),

@@ -31,7 +31,7 @@ def _verdict(claim: Claim, scale: str) -> str:
             return f"{runs}: no difference"
         if len(set(right)) > 1:
             return f"{runs}: they disagree"
-        return f"{runs}: points {'that' if right[0] else 'the other'} way"
+        return f"{runs}: {'as claimed' if right[0] else 'against the claim'}"
     clear = abs(statistics.fmean(known) - claim.than) > statistics.stdev(known)
     if len(set(right)) > 1 or not clear:
         return "too small to tell"

@@ -12,16 +12,33 @@ from selattn.reproduction import experiments, run
 from selattn.reproduction.again import again
 from selattn.reproduction.earlier import earlier_records
 from selattn.reproduction.frame import Cell, Claim, Reproduction
-from selattn.reproduction.results import results_page
+from selattn.reproduction.results import conclude, results_page
 from selattn.utils.records import read_body, write_record
 from tests.reproduction.tiny import TINY
 
 ROOT = Path(__file__).parents[2]
+RECORDS = sorted((ROOT / "results/reproduce/laptop").glob("*.json"))
 
 
 def test_the_page_is_what_the_records_say():
     """`selattn reproduce --report` writes it."""
     assert (ROOT / "docs/results.md").read_text() == results_page(ROOT / "results/reproduce")
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda file: file.stem)
+def test_the_conclusions_of_a_record_are_those_of_the_code(file):
+    """`selattn reproduce --report` draws them anew."""
+    record = read_body(file, Reproduction)
+    assert experiments.EXPERIMENTS[record.experiment].concluded(record) == record
+
+
+def test_conclusions_are_drawn_anew_and_measurements_stay(tmp_path):
+    before = json.loads((ROOT / "results/reproduce/laptop/course.json").read_text())
+    old = tmp_path / "course.json"
+    old.write_text(json.dumps({**before, "claims": before["claims"][:1]}))
+    assert conclude(old)
+    assert json.loads(old.read_text()) == before
+    assert not conclude(old)
 
 
 def test_every_experiment_stands_on_the_page():
@@ -47,7 +64,7 @@ def test_verdicts_are_counted_at_a_glance(tmp_path):
     claims = tuple(Claim(f"Claim {number}.", (value,), "a number") for number, value in enumerate(values))
     record = Reproduction("positions", "Table 9", "it", "laptop", "a text", (0,), (), claims, (), {}, ())
     write_record(tmp_path / "reproduce/laptop/positions.json", record, [0])
-    said = "one run: points that way (2), points the other way, no difference"
+    said = "one run: as claimed (2), against the claim, no difference"
     assert f"| a text | {said} |" in results_page(tmp_path / "reproduce")
 
 

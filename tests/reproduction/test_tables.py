@@ -1,15 +1,14 @@
 """Tables with the paper's numbers beside ours, and verdicts that three seeds have to agree on."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from selattn.data.synthetic import Parity
 from selattn.reproduction.frame import Cell, Claim, Reproduction, UsedModel
-from selattn.reproduction.grids import Less, Variant, loss_table
+from selattn.reproduction.grids import Less, Variant, loss_table, paper_difference
 from selattn.reproduction.scales import LAPTOP
-from selattn.reproduction.tables import seeds_of, table_of, what_was_run
+from selattn.reproduction.tables import grid, seeds_of, table_of, what_was_run
 from selattn.reproduction.tasks import task_run
 from selattn.reproduction.verdicts import differences, verdict
 
@@ -31,7 +30,7 @@ def test_a_table_has_the_mean_the_range_and_the_paper():
     latex = found.latex()
     assert r"d=4 \& more & none &  &  \\" in latex
     assert r"37.5\%" in latex
-    assert seeds_of(CELLS[1], RECORD.seeds) == "0: 50.0%, 1: none, 2: 25.0%"
+    assert seeds_of(CELLS[1], RECORD.values) == "0: 50.0%, 1: none, 2: 25.0%"
 
 
 def used(run, tokens=3_072_000):
@@ -60,8 +59,8 @@ def test_a_record_says_what_its_models_have_in_common():
         ((0.05, 0.09, 0.14), {"than": 0.005}, "holds"),
         ((0.01, 0.02, 0.4), {"than": 0.005}, "too small to tell"),  # the spread reaches the bound
         ((0.0,), {}, "one run: no difference"),
-        ((0.1,), {}, "one run: points that way"),
-        ((-0.1, -0.2), {}, "2 runs: points the other way"),
+        ((0.1,), {}, "one run: as claimed"),
+        ((-0.1, -0.2), {}, "2 runs: against the claim"),
         ((-0.1, 0.2), {}, "2 runs: they disagree"),
         ((0.1, None, 0.1), {}, "too small to tell (a seed is missing)"),
         ((None,), {}, "not measured"),
@@ -91,12 +90,25 @@ def test_differences_are_seed_by_seed():
 )
 def test_a_claim_names_what_differs(those, said):
     places = (("d=3", "selective"), those)
-    lab = SimpleNamespace(scale=LAPTOP, used={}, losses=lambda name: (1.0,))
-    found = loss_table(
+    experiment = loss_table(
         name="it",
         paper="Table 9",
         sentence="it",
         variants=lambda scale: [Variant(*place, scale.run(place[1])) for place in places],
         claims=lambda scale: [Less("It is less.", *places)],
-    ).evaluate(lab)
-    assert [claim.what for claim in found.claims] == [said]
+    )
+    cells = tuple(Cell(*place, (float(number),)) for number, place in enumerate(places))
+    found = experiment.concluded(replace(RECORD, seeds=(0,), cells=cells)).claims
+    assert [(claim.what, claim.values) for claim in found] == [(said, (1.0,))]
+
+
+def test_the_papers_difference_is_that_of_the_size_or_the_mean():
+    losses = {8: (2.96, 2.90), 12: (2.68, 2.64)}
+    assert paper_difference(losses, 8) == pytest.approx(0.06)
+    assert paper_difference(losses, 3) == pytest.approx(0.05)
+
+
+def test_what_looks_like_a_tag_is_shown():
+    assert grid(("", "<BOS> masked"), [("d=3 & more", "1")]) == (
+        "|  | &lt;BOS> masked |\n| --- | --- |\n| d=3 & more | 1 |\n"
+    )

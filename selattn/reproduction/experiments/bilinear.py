@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from selattn.reproduction.grids import Less, Variant, by_positions, loss_table
+from selattn.reproduction.grids import ALIKE, Less, Variant, by_positions, loss_table, paper_difference, rows
 from selattn.reproduction.scales import Scale
 
 _PAPER = {
@@ -39,15 +39,16 @@ def variants(scale: Scale) -> list[Variant]:
 
 def claims(scale: Scale) -> list[Less]:
     """A head is as good as a form of its own, or better."""
-    rows = dict.fromkeys(each.row for each in variants(scale))
+    paper = {d: (_PAPER["separate form", d], _PAPER["selective", d]) for d in (8, 12)}
     return [
         Less(
-            f"A head selects at least as well as a form of its own ({row}).",
+            f"A head selects as well as a form of its own, within {ALIKE} nats, or better ({row}).",
             (row, "selective"),
             (row, "separate form"),
-            0.005,
+            paper_difference(paper, d),
+            by=-ALIKE,
         )
-        for row in rows
+        for row, d in rows(scale, paper).items()
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selattn.reproduction.experiments.model_size import DISAGREES
-from selattn.reproduction.grids import Less, Variant, by_positions, loss_table
+from selattn.reproduction.grids import ALIKE, Less, Variant, by_positions, loss_table, paper_difference, rows
 from selattn.reproduction.scales import Scale
 
 _PAPER = {  # d: without the constraint, with it
@@ -26,9 +26,16 @@ def variants(scale: Scale) -> list[Variant]:
 
 def claims(scale: Scale) -> list[Less]:
     """Neutral to slightly worse."""
-    rows = dict.fromkeys(each.row for each in variants(scale))
-    text = "Protecting <BOS> does no harm, and may help a little ({row})."
-    return [Less(text.format(row=row), (row, "selective"), (row, "<BOS> can be masked"), 0.0014) for row in rows]
+    return [
+        Less(
+            f"Protecting <BOS> costs less than {ALIKE} nats, if anything ({row}).",
+            (row, "selective"),
+            (row, "<BOS> can be masked"),
+            paper_difference(_PAPER, d),
+            by=-ALIKE,
+        )
+        for row, d in rows(scale, _PAPER).items()
+    ]
 
 
 EXPERIMENT = loss_table(

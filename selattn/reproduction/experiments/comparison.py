@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -14,12 +15,12 @@ from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Rep
 from selattn.reproduction.lab import Lab
 from selattn.reproduction.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.trio import WHO, trio
+from selattn.reproduction.trio import trio
 from selattn.reproduction.verdicts import differences
 
 _OURS = {  # curves: what claims call them
-    "selective": (WHO["selective"], "selective"),
-    "memory loss": (WHO["memory"], "selective with the memory loss"),
+    "selective": "selective attention",
+    "memory loss": "selective attention with the memory loss",
 }
 _SHOWN = 0.6  # nats above the standard model's loss: what is worse is left out of the figure
 _CURVES = (*_OURS, *POLICIES)
@@ -51,22 +52,34 @@ def evaluate(lab: Lab) -> Found:
     for text in (ALL, LONG):
         losses = tuple(base.loss[text] for base in bases)
         cells.append(Cell(f"loss, {sizes[0]} tokens a layer, {text}", "standard, whole cache", losses))
-    small = min(sizes, key=lambda size: abs(size - context // 16))
+    return Found(tuple(cells), details={"tradeoff": _over_seeds(at, sizes, bases, context)})
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """Each selective model beside each other way to evict, at a sixteenth of the context."""
+    found = record.details["tradeoff"]
+    sizes = [point["kv_size"] for point in found["curves"][0]["points"]]
+    small = min(sizes, key=lambda size: abs(size - found["context"] // 16))
+
+    def at(name: str) -> tuple[float | None, ...]:
+        return record.cell(f"loss, {small} tokens a layer, {ALL}", name).values
+
     claims = tuple(
         Claim(
-            f"{who} has a better trade-off than {name}.",
-            differences(at[name, ALL, small], at[curve, ALL, small]),
-            f"{name}'s loss less that of {what}, {small} tokens a layer, nats",
+            f"With {small} tokens a layer {what} has a smaller loss than {name} has of the standard model.",
+            differences(at(name), at(curve)),
+            f"{name}'s loss less that of {what}, nats",
         )
-        for curve, (who, what) in _OURS.items()
+        for curve, what in _OURS.items()
         for name in POLICIES
     )
     notes = (
         "H2O, TOVA and Window+4 evict from the standard model with the same budget in every layer; selective models "
         "have budgets of their own for each layer, of the same mean.",
-        "Sparse attention has to be trained: see the experiment 'sparse'.",
+        "What each saves within a little of its own loss is in the experiment 'efficiency'. Sparse attention has to be "
+        "trained: see the experiment 'sparse'.",
     )
-    return Found(tuple(cells), claims, notes, {"tradeoff": _over_seeds(at, sizes, bases, context)})
+    return replace(record, claims=claims, notes=notes)
 
 
 def _over_seeds(
@@ -105,4 +118,5 @@ EXPERIMENT = Experiment(
     needs=needs,
     evaluate=evaluate,
     figure=draw,
+    conclude=conclude,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selattn.reproduction.courses import course, draw_course
+from selattn.reproduction.courses import concluding, course, draw_course
 from selattn.reproduction.frame import Experiment, Found, Need
 from selattn.reproduction.lab import Lab
 from selattn.reproduction.scales import Scale
@@ -18,7 +18,7 @@ def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
 
 def evaluate(lab: Lab) -> Found:
     """Their losses at every evaluation, with the place marked where the second pass begins."""
-    return course(lab, KINDS, "Trained twice as long, selective attention still has the smaller loss.")
+    return course(lab, KINDS)
 
 
 EXPERIMENT = Experiment(
@@ -28,4 +28,5 @@ EXPERIMENT = Experiment(
     needs=needs,
     evaluate=evaluate,
     figure=draw_course,
+    conclude=concluding("Trained twice as long, selective attention still has the smaller loss."),
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from selattn.evaluation.compare import evaluate as compare
 from selattn.evaluation.results import Comparison
 from selattn.models.loading import load
-from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Reproduction
 from selattn.reproduction.lab import Lab
-from selattn.reproduction.scales import Scale
+from selattn.reproduction.scales import Scale, scale_of
 from selattn.reproduction.trio import with_seeds
 from selattn.reproduction.verdicts import differences
 from selattn.utils.files import write_text
@@ -47,7 +48,7 @@ def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
 def evaluate(lab: Lab) -> Found:
     """Accuracy of each task; the paper does not say whether it is normalised by length, so both are measured."""
     folder = made_up(lab.store.work / "questions") if lab.scale.name == "smoke" else lab.questions
-    cells, found = [], {}
+    cells = []
     for d in _sizes(lab.scale):
         for kind in KINDS:
             results = [_asked(lab, f"{kind}, d={d}", seed, folder) for seed in lab.seeds]
@@ -55,30 +56,36 @@ def evaluate(lab: Lab) -> Found:
                 values = tuple(each.models[0].tasks[task].acc for each in results)
                 normed = tuple(each.models[0].tasks[task].acc_norm for each in results)
                 paper = _PAPER[d][number][KINDS.index(kind)] / 100 if d in _PAPER else None
-                found[d, kind, task] = values
                 cells.append(Cell(f"{task}, d={d}", kind, values, paper, 1, True))
                 cells.append(Cell(f"{task}, d={d}, normalised", kind, normed, None, 1, True))
-    claims = tuple(
-        Claim(
-            f"Selective attention answers more of {task} (d={d}).",
-            differences(found[d, "selective", task], found[d, "standard", task]),
-            "accuracy of selective less that of standard",
-            paper=None if d not in _PAPER else (_PAPER[d][k][1] - _PAPER[d][k][0]) / 100,
-        )
-        for d in _sizes(lab.scale)
-        for k, task in enumerate(TASKS)
-    )
     asked = (
         "made-up questions" if lab.scale.name == "smoke" else f"{lab.scale.questions or 'all'} questions of each task"
     )
     lab.settings["questions"] = lab.scale.questions
-    notes = [f"{asked.capitalize()}, without examples, through lm-eval."]
-    if lab.scale.questions:
-        error = 50 / lab.scale.questions**0.5
-        notes.append(
-            f"So few questions have a standard error of up to {error:.1f} points: smaller differences say nothing."
+    return Found(tuple(cells), notes=(f"{asked.capitalize()}, without examples, through lm-eval.",))
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """Whether more is answered; of few questions with the error of a difference beside it."""
+    questions = record.settings["questions"]
+    error = None if questions is None else (2 * 0.25 / questions) ** 0.5  # of two accuracies about a half, independent
+    claims = tuple(
+        Claim(
+            f"Selective attention answers more of {task} (d={d}).",
+            differences(
+                record.cell(f"{task}, d={d}", "selective").values, record.cell(f"{task}, d={d}", "standard").values
+            ),
+            "accuracy of selective less that of standard",
+            paper=None if d not in _PAPER else (_PAPER[d][k][1] - _PAPER[d][k][0]) / 100,
+            caveat="" if error is None else f"with a standard error of up to {error:.3f}",
         )
-    return Found(tuple(cells), claims, tuple(notes))
+        for d in _sizes(scale_of(record.scale, record.settings))
+        for k, task in enumerate(TASKS)
+    )
+    notes = record.notes[:1]
+    if error is not None:
+        notes += (f"The difference of two accuracies of so few questions has a standard error of up to {error:.3f}.",)
+    return replace(record, claims=claims, notes=notes)
 
 
 def _asked(lab: Lab, name: str, seed: int, folder: Path | None) -> Comparison:
@@ -138,4 +145,5 @@ EXPERIMENT = Experiment(
     sentence="accuracy on six multiple-choice tasks",
     needs=needs,
     evaluate=evaluate,
+    conclude=conclude,
 )

@@ -14,6 +14,9 @@ from selattn.reproduction.trio import KINDS, TITLES, with_seeds
 # By context: selective, with the memory loss, that on long examples, and keeping the gain; d=12.
 _PAPER = {512: (5.0, 16.0, 12.0, 3.0), 1024: (7.0, 25.0, 18.0, 4.0), 2048: (8.0, 47.0, 24.0, 4.0)}
 
+_EQUAL, _LONG = "at the standard loss, all documents", "at the standard loss, long documents"
+_GAIN = "keeping the gain, all documents"
+
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
     """The three kinds at every context size; the paper's have 128 rows in a batch."""
@@ -35,9 +38,9 @@ def evaluate(lab: Lab) -> Found:
             points = [curve_of(each, curve).points for each in found]
             own = [whole(each, ALL) + GAIN for each in points]
             for what, text, limits in (
-                ("at the standard loss, all documents", ALL, [base_loss(each, ALL) for each in found]),
-                ("at the standard loss, long documents", LONG, [base_loss(each, LONG) for each in found]),
-                ("keeping the gain, all documents", ALL, own),
+                (_EQUAL, ALL, [base_loss(each, ALL) for each in found]),
+                (_LONG, LONG, [base_loss(each, LONG) for each in found]),
+                (_GAIN, ALL, own),
             ):
                 values = tuple(
                     factor_at(each, text, limit, context) for each, limit in zip(points, limits, strict=True)
@@ -68,16 +71,13 @@ def evaluate(lab: Lab) -> Found:
     return Found(tuple(cells), tuple(claims), notes)
 
 
-_EQUAL = "at the standard loss, all documents"
-
-
 def _paper(context: int, kind: str, what: str) -> float | None:
     if context not in _PAPER:
         return None
     selective, memory, long, gain = _PAPER[context]
-    if kind == "selective":
-        return selective if what == _EQUAL else None
-    return {_EQUAL: memory, "at the standard loss, long documents": long}.get(what, gain)
+    places = {("selective", _EQUAL): selective, ("selective", _GAIN): gain}
+    places |= {("memory", _EQUAL): memory, ("memory", _LONG): long}
+    return places.get((kind, what))
 
 
 EXPERIMENT = Experiment(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from selattn.errors import SelattnError
 from selattn.evaluation.curve import nearest
 from selattn.evaluation.searches import read_path
 from selattn.models.loading import Loaded, load
-from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need
+from selattn.reproduction.frame import Cell, Claim, Experiment, Found, Need, Reproduction
 from selattn.reproduction.lab import Lab
 from selattn.reproduction.needle import Needles, NeedleScore, hide, score
 from selattn.reproduction.pruned import POLICIES, search
@@ -16,7 +18,9 @@ from selattn.reproduction.scales import Scale
 from selattn.reproduction.trio import KINDS, TITLES, WHO, trio
 from selattn.reproduction.verdicts import differences
 
-_COPIES = 0.1  # nats a token: what a sentence must be worth before anybody speaks of copying
+_READS = 0.1  # nats a token: what a sentence must be worth before anybody speaks of reading it
+_WORTH, _COPIED = "nats a token that the sentence is worth", "names copied"  # columns
+_SIZE = re.compile(r"(\d+) tokens a layer")
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -54,11 +58,11 @@ def evaluate(lab: Lab) -> Found:
     for (name, size), found in scores.items():
         row = f"{name}, {'whole cache' if size == context else f'{size} tokens a layer'}"
         cells += [
-            Cell(row, "nats a token that the sentence is worth", tuple(each.gain for each in found)),
+            Cell(row, _WORTH, tuple(each.gain for each in found)),
             Cell(row, "loss on the name", tuple(each.loss for each in found)),
-            Cell(row, "names copied", tuple(each.right for each in found), digits=1, percent=True),
+            Cell(row, _COPIED, tuple(each.right for each in found), digits=1, percent=True),
         ]
-    return Found(tuple(cells), _claims(scores, context, sizes), _notes(distance))
+    return Found(tuple(cells), notes=_notes(distance))
 
 
 def _score(
@@ -85,51 +89,72 @@ def _documents(lab: Lab, loaded: Loaded, context: int) -> list[list[int]]:
     return [full[number % len(full)] for number in range(lab.scale.needles)]
 
 
-def _claims(scores: dict[tuple[str, int], list[NeedleScore]], context: int, sizes: Sequence[int]) -> tuple[Claim, ...]:
-    gains = {where: tuple(each.gain for each in found) for where, found in scores.items()}
-    whole = {TITLES[kind]: gains[TITLES[kind], context] for kind in KINDS}
-    worth = "nats a token that the sentence is worth"
+def conclude(record: Reproduction) -> Reproduction:
+    """Who reads a name from far back, who copies it whole, and what of that is left with smaller caches."""
+    sizes = sorted({int(size) for cell in record.cells for size in _SIZE.findall(cell.row)}, reverse=True)
+    context = int(record.models[0].run["data"]["context"])
+
+    def gains(name: str, size: int | None = None) -> tuple[float, ...]:
+        cell = record.cell(f"{name}, {'whole cache' if size is None else f'{size} tokens a layer'}", _WORTH)
+        return tuple(value for value in cell.values if value is not None)
+
+    whole = {kind: gains(TITLES[kind]) for kind in KINDS}
+    reads = [
+        Claim(
+            f"{WHO[kind]} reads a name from far back: its loss falls by {_READS} nats a token or more.",
+            whole[kind],
+            f"{_WORTH}, whole cache",
+            than=_READS,
+        )
+        for kind in KINDS
+    ]
     copies = [
-        Claim(f"{WHO[kind]} copies a name from far back.", whole[TITLES[kind]], f"{worth}, whole cache", than=_COPIES)
+        Claim(
+            f"{WHO[kind]} copies most names whole.",
+            record.cell(f"{TITLES[kind]}, whole cache", _COPIED).values,
+            "share of the names of which every token was the likeliest, whole cache",
+            than=0.5,
+            digits=2,
+        )
         for kind in KINDS
     ]
     keeps = [
         Claim(
-            f"{WHO[kind]} still copies a name, pruned {context // size} times.",
-            _share(gains[TITLES[kind], size], whole[TITLES[kind]]),
+            f"{WHO[kind]} still reads it, pruned {context // size} times.",
+            _share(gains(TITLES[kind], size), whole[kind]),
             f"share of the worth that is left, {size} tokens a layer",
             than=0.5,
             digits=2,
-            caveat=_nothing(whole[TITLES[kind]]),
+            caveat=_nothing(whole[kind]),
         )
         for kind in ("selective", "memory")
-        for size in sizes[1:]
+        for size in sizes
     ]
     beside = [
         Claim(
-            f"{name} keeps less of what the standard model copies.",
+            f"{name} keeps less of what the standard model reads.",
             differences(
-                _share(gains[TITLES["selective"], size], whole[TITLES["selective"]]),
-                _share(gains[f"standard, {name}", size], whole[TITLES["standard"]]),
+                _share(gains(TITLES["selective"], size), whole["selective"]),
+                _share(gains(f"standard, {name}", size), whole["standard"]),
             ),
             f"share that selective attention keeps less that of {name}, {size} tokens a layer",
             digits=2,
-            caveat=_nothing(whole[TITLES["standard"]]),
+            caveat=_nothing(whole["standard"]),
         )
         for name in POLICIES
-        for size in sizes[1:2]
+        for size in sizes[:1]
     ]
-    return (*copies, *keeps, *beside)
+    return replace(record, claims=(*reads, *copies, *keeps, *beside))
 
 
 def _nothing(whole: Sequence[float]) -> str:
-    """The caveat of a model that copies nothing."""
-    return "" if any(worth > _COPIES for worth in whole) else "for it copies none with a whole cache"
+    """The caveat of a model that reads nothing."""
+    return "" if any(worth > _READS for worth in whole) else "for it reads none with a whole cache"
 
 
 def _share(left: Sequence[float], whole: Sequence[float]) -> tuple[float | None, ...]:
-    """What is left of a worth, seed by seed; None where a model copies nothing, so that there is nothing to lose."""
-    return tuple(a / b if b > _COPIES else None for a, b in zip(left, whole, strict=True))
+    """What is left of a worth, seed by seed; None where a model reads nothing, so that there is nothing to lose."""
+    return tuple(a / b if b > _READS else None for a, b in zip(left, whole, strict=True))
 
 
 def _notes(distance: int) -> tuple[str, ...]:
@@ -148,4 +173,5 @@ EXPERIMENT = Experiment(
     sentence="whether a pruned model still copies a rare name from far back",
     needs=needs,
     evaluate=evaluate,
+    conclude=conclude,
 )

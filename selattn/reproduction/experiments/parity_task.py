@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from selattn.data.synthetic import Parity
 from selattn.reproduction.frame import Claim
-from selattn.reproduction.lab import Lab
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.tasks import IN, NAMES, solved, task_experiment, task_run
+from selattn.reproduction.tasks import IN, NAMES, Answers, solved, task_experiment, task_run
 from selattn.training.config import RunConfig
 from selattn.training.runs import find_run
 
@@ -21,9 +20,9 @@ def runs(scale: Scale) -> dict[str, RunConfig]:
     return {kind: find_run(f"parity{small}-{kind}") for kind in NAMES}
 
 
-def claims(lab: Lab, ends: Mapping[tuple[str, str], tuple[float | None, ...]]) -> Sequence[Claim]:
+def claims(answers: Answers) -> Sequence[Claim]:
     """Both kinds solve it."""
-    return tuple(solved(ends, kind, IN, f"{kind.capitalize()} attention solves Parity*.") for kind in NAMES)
+    return tuple(solved(answers, kind, IN, f"{kind.capitalize()} attention solves Parity*.") for kind in NAMES)
 
 
 EXPERIMENT = task_experiment(

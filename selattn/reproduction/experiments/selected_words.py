@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,6 +17,9 @@ from selattn.reproduction.lab import Lab
 from selattn.reproduction.pictures import ALIVE, stored, traced
 from selattn.reproduction.scales import Scale
 from selattn.reproduction.trio import trio
+from selattn.reproduction.verdicts import differences
+
+_NEAR = 16  # tokens
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -23,26 +28,50 @@ def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
 
 
 def evaluate(lab: Lab) -> Found:
-    """How much of the text each layer still sees from the end, of full stops and of other tokens."""
+    """The last row of F of every layer, and the text as the models read it."""
     traces = [traced(lab.trained("selective", seed), PAPER) for seed in lab.seeds]
+    ends = [_end(each) for each in traces]
+    return Found(details={**stored(traces[0]), "ends": ends})
+
+
+def _end(found: Trace) -> dict[str, Any]:
+    """What a claim needs of a trace."""
+    return {
+        "tokens": list(found.tokens),
+        "kept": [(found.F(layer)[-1] < ALIVE).tolist() for layer in range(found.layers)],
+    }
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """How much of the text each layer still sees from the end, of full stops and of other tokens."""
+    ends = record.details.get("ends") or [_end(Trace.from_json(record.details))]
+    seeds = record.seeds[: len(ends)]
     cells, most = [], []
-    for layer in range(traces[0].layers):
-        kept = [each.F(layer)[-1] < ALIVE for each in traces]
-        stops = [np.array([token.strip() == "." for token in each.tokens]) for each in traces]
-        of_stops = tuple(float(k[s].mean()) if s.any() else None for k, s in zip(kept, stops, strict=True))
-        others = tuple(float(k[~s].mean()) for k, s in zip(kept, stops, strict=True))
-        cells.append(
-            Cell(f"layer {layer}", "tokens kept", tuple(float(k.mean()) for k in kept), digits=1, percent=True)
-        )
-        cells.append(Cell(f"layer {layer}", "full stops kept", of_stops, digits=1, percent=True))
-        most.append(tuple(None if a is None else a - b for a, b in zip(of_stops, others, strict=True)))
+    for layer in range(len(ends[0]["kept"])):
+        shares = [_shares(end["tokens"], end["kept"][layer]) for end in ends]
+        found = [tuple(each[k] for each in shares) for k in range(3)]
+        for name, values in zip(("tokens kept", "full stops kept", "other tokens kept"), found, strict=True):
+            cells.append(Cell(f"layer {layer}", name, values, digits=1, percent=True))
+        most.append(differences(found[1], found[2]))
     best = tuple(max((v for v in values if v is not None), default=None) for values in zip(*most, strict=True))
     claim = Claim(
         "Some layer persists the full stops.", best,
         "full stops kept less other tokens kept, in the layer where that is most",
         than=0.1, digits=2,
     )  # fmt: skip
-    return Found(tuple(cells), (claim,), ("Kept: F < 1 in the last row.",), stored(traces[0]))
+    notes = [
+        f"Kept: F < 1 in the last row. The last {_NEAR} tokens are left out: what is near is kept, whatever it is.",
+    ]
+    if len(ends) < len(record.models):
+        notes.append("Of other seeds the last row of F was not recorded.")
+    return replace(record, seeds=seeds, cells=tuple(cells), claims=(claim,), notes=tuple(notes))
+
+
+def _shares(tokens: Sequence[str], kept: Sequence[bool]) -> tuple[float | None, float | None, float | None]:
+    """Of all tokens but the last few, of full stops, and of the others."""
+    alive = np.array(kept[:-_NEAR])
+    stops = np.array([token.strip() == "." for token in tokens[:-_NEAR]], dtype=bool)
+    return tuple(float(alive[each].mean()) if each.any() else None for each in (stops | ~stops, stops, ~stops))  # type: ignore[return-value]
 
 
 def draw(record: Reproduction) -> Figure:
@@ -57,4 +86,5 @@ EXPERIMENT = Experiment(
     needs=needs,
     evaluate=evaluate,
     figure=draw,
+    conclude=conclude,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from selattn.reproduction.experiments.model_size import DISAGREES
-from selattn.reproduction.grids import Less, Variant, by_positions, loss_table
+from selattn.reproduction.grids import Less, Variant, by_positions, loss_table, paper_difference, rows
 from selattn.reproduction.scales import Scale
 
 _PAPER = {12: (2.7348, 2.7251), 14: (2.6510, 2.6423), 18: (2.5261, 2.5209)}  # d: without the constraint, with it
@@ -23,9 +23,11 @@ def variants(scale: Scale) -> list[Variant]:
 
 def claims(scale: Scale) -> list[Less]:
     """The loss is larger without the constraint."""
-    rows = dict.fromkeys(each.row for each in variants(scale))
-    text = "A token that may mask itself is worse ({row})."
-    return [Less(text.format(row=row), (row, "selective"), (row, "may mask itself"), 0.0079) for row in rows]
+    text = "The loss is larger where a token may mask itself ({row})."
+    return [
+        Less(text.format(row=row), (row, "selective"), (row, "may mask itself"), paper_difference(_PAPER, d))
+        for row, d in rows(scale, _PAPER).items()
+    ]
 
 
 EXPERIMENT = loss_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -39,13 +40,22 @@ def evaluate(lab: Lab) -> Found:
     cells = [Cell(f"layer {layer}", what, found[layer, layer], digits=2) for layer in layers]
     same, others = ([values for (i, j), values in found.items() if (i == j) == alike] for alike in (True, False))
     more = tuple(_less([each[k] for each in same], [each[k] for each in others]) for k in range(len(pairs)))
-    names = ", ".join(f"{seeds[a]} and {seeds[b]}" for a, b in pairs)
     claim = Claim(
         "Sparsity patterns are sometimes stable across trainings.", more,
         "mean correlation of the same layer less that of different layers", digits=2,
     )  # fmt: skip
     details = {"first": stored(means[0]), "second": stored(means[1])}
-    return Found(tuple(cells), (claim,), (f"Pairs of seeds, in the order of the values: {names}.",), details)
+    return Found(tuple(cells), (claim,), details=details)
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """Which trainings a number is of, and what is to be known of it."""
+    names = [f"{a} and {b}" for a, b in combinations(_seeds(record.seeds), 2)]
+    notes = (
+        "A number for each pair of trainings; three trainings make three pairs, which are not independent.",
+        "F grows with distance in every layer, so that different layers are alike, too.",
+    )
+    return replace(record, settings={**record.settings, "values": names}, notes=notes)
 
 
 def _less(same: Sequence[float | None], others: Sequence[float | None]) -> float | None:
@@ -66,4 +76,5 @@ EXPERIMENT = Experiment(
     needs=needs,
     evaluate=evaluate,
     figure=draw,
+    conclude=conclude,
 )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from selattn.data.synthetic import VariableAssignment
 from selattn.reproduction.frame import Claim
-from selattn.reproduction.lab import Lab
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.tasks import IN, NAMES, OUT, better, solved, task_experiment, task_run
+from selattn.reproduction.tasks import IN, NAMES, OUT, Answers, better, solved, task_experiment, task_run
 from selattn.training.config import RunConfig
 from selattn.training.runs import find_run
 
@@ -26,11 +25,11 @@ def runs(scale: Scale) -> dict[str, RunConfig]:
     return {kind: task_run(task, kind, d=2, batch=16, steps=8, every=4, lr=2e-3) for kind in NAMES}
 
 
-def claims(lab: Lab, ends: Mapping[tuple[str, str], tuple[float | None, ...]]) -> Sequence[Claim]:
+def claims(answers: Answers) -> Sequence[Claim]:
     """As in the other setting."""
     return (
-        solved(ends, "selective", IN, "Selective attention solves the 10 x 10 setting, too."),
-        better(ends, OUT, "Standard attention does not generalize as well there."),
+        solved(answers, "selective", IN, "Selective attention solves the 10 x 10 setting, too."),
+        better(answers, OUT, "Standard attention does not generalize as well there."),
     )
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from selattn.data.synthetic import VariableAssignment
 from selattn.reproduction.frame import Claim
-from selattn.reproduction.lab import Lab
 from selattn.reproduction.scales import Scale
-from selattn.reproduction.tasks import IN, NAMES, OUT, better, solved, task_experiment, task_run
+from selattn.reproduction.tasks import IN, NAMES, OUT, Answers, better, solved, task_experiment, task_run
 from selattn.training.config import RunConfig
 from selattn.training.runs import find_run
 from selattn.training.runs.kinds import size
@@ -28,11 +27,11 @@ def runs(scale: Scale) -> dict[str, RunConfig]:
     return {kind: task_run(task, kind, d=3, batch=8, steps=6, every=3, lr=1e-3) for kind in NAMES}
 
 
-def claims(lab: Lab, ends: Mapping[tuple[str, str], tuple[float | None, ...]]) -> Sequence[Claim]:
+def claims(answers: Answers) -> Sequence[Claim]:
     """As with small models."""
     return (
-        solved(ends, "selective", IN, "Selective attention solves it with larger models, too."),
-        better(ends, OUT, "Larger standard models do not generalize as well, either."),
+        solved(answers, "selective", IN, "Selective attention solves it with larger models, too."),
+        better(answers, OUT, "Larger standard models do not generalize as well, either."),
     )
 
 
