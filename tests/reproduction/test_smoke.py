@@ -36,7 +36,7 @@ def test_some_experiments_share_their_models(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 def test_every_experiment_runs_at_the_smoke_scale(tmp_path, monkeypatch, capsys):
     said = smoke(["--all"], tmp_path, monkeypatch, capsys)
     assert "Python's own documentation" in said
