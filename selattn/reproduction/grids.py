@@ -179,7 +179,8 @@ def draw_lines(record: Reproduction) -> Figure:
     places = record.details["x"]
     figure = new_figure(5.6, 3.8)
     axes = figure.subplots()
-    for number, column in enumerate(dict.fromkeys(cell.column for cell in record.cells)):
+    columns = dict.fromkeys(cell.column for cell in record.cells)
+    for number, column in enumerate(sorted(columns, key=lambda column: column != STANDARD)):  # of one colour everywhere
         groups: dict[str, list[tuple[float, list[float]]]] = {}
         for cell in record.cells:
             known = [value for value in cell.values if value is not None]
@@ -202,7 +203,8 @@ def draw_lines(record: Reproduction) -> Figure:
     axes.set_ylabel("loss, nats per token")
     axes.set_xticks(sorted(set(places.values())))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    heading(figure, f"{record.experiment} ({record.scale} scale)")
+    runs = "one run" if len(record.seeds) == 1 else f"{len(record.seeds)} seeds"
+    heading(figure, f"{record.experiment} ({record.scale} scale, {runs})")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(axis="y", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
