@@ -20,6 +20,7 @@ from selattn.reproduction.lab import InterruptedTraining, Lab, Memory
 from selattn.reproduction.progress import Overview
 from selattn.reproduction.recorded import Records
 from selattn.reproduction.scales import Scale, find_scale
+from selattn.reproduction.settings import check_settings
 from selattn.reproduction.store import Store
 from selattn.reproduction.tables import table_of
 from selattn.utils.distributed import Team
@@ -82,7 +83,7 @@ def reproduce(
     check_positions(chosen, size, positions)
     check_extend(chosen, extend)
     wanted = tuple(size.seeds if seeds is None else seeds)
-    check_settings(settings)
+    check_settings(settings, chosen, size)
     kept, asked = Store(store), None if questions is None else Path(questions)
     for experiment in chosen:
         check_output(Path(out) / size.name / f"{experiment.name}.json")
@@ -96,7 +97,7 @@ def reproduce(
             found, memory = [], Memory(parts)
             for experiment in chosen:
                 overview.say(f"measuring: {experiment.name}")
-                needs = needs_of(experiment, size, wanted, settings)
+                needs = experiment.needs(size, wanted)
                 lab = Lab(size, wanted, kept, needs, memory, team, overview, asked, settings, records)
                 record = _measured(experiment, lab)
                 found.append(Outcome(record, write(experiment, record, Path(out)) if team.leads else ()))
@@ -119,13 +120,6 @@ def choose(names: str | Sequence[str], scale: Scale) -> list[Experiment]:
     if not chosen:
         raise SelattnError("no experiment is named; see 'selattn reproduce --list'")
     return chosen
-
-
-def check_settings(settings: Sequence[str]) -> None:
-    """Raise for settings that have an option of their own, or that an experiment chooses."""
-    for name, instead in (("seed=", "--seeds"), ("data.source=", "--source"), ("data.context=", "the experiments")):
-        if any(setting.startswith(name) for setting in settings):
-            raise SelattnError(f"{name}... is set by {instead}: leave it out of the settings")
 
 
 def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: Sequence[str] | None) -> None:
