@@ -20,7 +20,7 @@ from selattn.reproduction.lab import InterruptedTraining, Lab, Memory
 from selattn.reproduction.progress import Overview
 from selattn.reproduction.recorded import Records
 from selattn.reproduction.scales import Scale, find_scale
-from selattn.reproduction.settings import check_settings
+from selattn.reproduction.settings import check_settings, with_reading
 from selattn.reproduction.store import Store
 from selattn.reproduction.tables import table_of
 from selattn.utils.distributed import Team
@@ -84,6 +84,7 @@ def reproduce(
     check_extend(chosen, extend)
     wanted = tuple(size.seeds if seeds is None else seeds)
     check_settings(settings, chosen, size)
+    size = with_reading(size, settings)
     kept, asked = Store(store), None if questions is None else Path(questions)
     for experiment in chosen:
         check_output(Path(out) / size.name / f"{experiment.name}.json")

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.reproduction.frame import Experiment, Need
 from selattn.reproduction.scales import Scale
-from selattn.training.config import ARCHITECTURE
+from selattn.training.config import ARCHITECTURE, RunConfig, TextData
 from selattn.training.identity import deciding_settings
 from selattn.training.overrides import override
 
 _ELSEWHERE = {"seed": "--seeds", "data.source": "--source", "data.context": "the experiments"}
+_READING = [f"data.{each.name}" for each in dataclasses.fields(Reading)]
 
 
 def field_of(setting: str) -> str:
@@ -54,6 +57,14 @@ def changed_beside(need: Need, others: Sequence[Need], settings: Sequence[str]) 
     plain = Need(need.run, None if after is None else others[0])  # its architecture as it is without settings
     own = varied([*others, plain])
     return Need(override(need.run, [setting for setting in settings if field_of(setting) not in own]), after)
+
+
+def with_reading(scale: Scale, settings: Sequence[str]) -> Scale:
+    """The scale whose text is read as these settings say: what is measured on must be held out from the trainings."""
+    reading = [setting for setting in settings if field_of(setting) in _READING]
+    data = override(RunConfig(scale.name, scale.data), reading).data
+    assert isinstance(data, TextData)
+    return dataclasses.replace(scale, data=data)
 
 
 def _chain(need: Need) -> Iterator[Need]:

@@ -1,15 +1,21 @@
 """What may be set in every training: never that in which an experiment's own trainings differ."""
 
+import dataclasses
+
 import pytest
 
+from selattn.data import Reading
 from selattn.errors import SelattnError
+from selattn.reproduction import experiments, run
 from selattn.reproduction.experiments import EXPERIMENTS
-from selattn.reproduction.frame import Need
+from selattn.reproduction.frame import Found, Need
+from selattn.reproduction.lab import Lab
 from selattn.reproduction.run import needs_of, reproduce
 from selattn.reproduction.scales import find_scale
-from selattn.reproduction.settings import changed_beside, check_settings, varied
+from selattn.reproduction.settings import changed_beside, check_settings, varied, with_reading
+from selattn.reproduction.trio import trio
 from selattn.training.config import Checkpoints, Machine, Optimizer, Schedule
-from tests.reproduction.tiny import tiny_run
+from tests.reproduction.tiny import TINY, tiny_run
 
 LAPTOP = find_scale("laptop")
 
@@ -19,12 +25,12 @@ def check(setting, *names, scale=LAPTOP):
 
 
 def test_trainings_vary_in_what_decides_their_weights_alone():
-    run = tiny_run()
-    assert varied([Need(run), Need(tiny_run(name="other", log_every=1, checkpoints=Checkpoints(every=1)))]) == set()
-    assert varied([Need(run), Need(tiny_run(machine=Machine(precision="bf16")))]) == set()
-    assert varied([Need(run), Need(tiny_run(model={**run.model, "positions": "learned"}))]) == set()  # the default
-    assert varied([Need(run), Need(tiny_run("standard"))]) == {"model.attention"}
-    assert varied([Need(run), Need(run), Need(tiny_run(optimizer=Optimizer(lr=1e-3)))]) == {"optimizer.lr"}
+    first = tiny_run()
+    assert varied([Need(first), Need(tiny_run(name="other", log_every=1, checkpoints=Checkpoints(every=1)))]) == set()
+    assert varied([Need(first), Need(tiny_run(machine=Machine(precision="bf16")))]) == set()
+    assert varied([Need(first), Need(tiny_run(model={**first.model, "positions": "learned"}))]) == set()  # the default
+    assert varied([Need(first), Need(tiny_run("standard"))]) == {"model.attention"}
+    assert varied([Need(first), Need(first), Need(tiny_run(optimizer=Optimizer(lr=1e-3)))]) == {"optimizer.lr"}
     assert varied([]) == set()
 
 
@@ -93,3 +99,33 @@ def test_nothing_is_trained_before_a_setting_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SelattnError, match="learning-rate"):
         reproduce("learning-rate", settings=["optimizer.lr=1e-3"], store=tmp_path / "store", out=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+READING = ["data.validation=0.25", "data.separator=line", "data.limit=30", "data.column=body"]
+
+
+def test_what_is_measured_on_is_held_out_as_the_trainings_have_it():
+    """The text that a lab measures on is read in the way of its trainings, whatever of that is set."""
+    assert len(READING) == len(dataclasses.fields(Reading))
+    for setting in (*READING, "data.vocabulary=64", "schedule.steps=9"):
+        scale = with_reading(LAPTOP, [setting])
+        lab = Lab(scale, (0,), None, trio(scale, (0,)), None, None, None, settings=[setting])
+        assert {need.run.data.reading() for need in lab.needs.values()} == {lab.text().reading}
+        assert (lab.text().reading == LAPTOP.data.reading()) == (setting not in READING)
+        assert scale.data.vocabulary == LAPTOP.data.vocabulary
+    with pytest.raises(SelattnError, match=r"data\.limit must be"):
+        with_reading(LAPTOP, ["data.limit=x"])
+
+
+def test_the_scale_of_an_experiment_reads_as_its_settings_say(tmp_path, monkeypatch):
+    labs = []
+
+    def evaluate(lab):
+        labs.append(lab)
+        return Found()
+
+    watched = dataclasses.replace(TINY, needs=lambda scale, seeds: {}, evaluate=evaluate)
+    for place in (experiments, run):
+        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": watched})
+    reproduce("tiny", settings=["data.validation=0.25"], store=tmp_path / "store", out=tmp_path / "out")
+    assert labs[0].text().reading.validation == 0.25
