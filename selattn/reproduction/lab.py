@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from selattn.errors import SelattnError
 from selattn.evaluation.parts import Parts
 from selattn.evaluation.text import Text
+from selattn.models.loading import Loaded
 from selattn.reproduction.frame import Need
 from selattn.reproduction.progress import Overview
 from selattn.reproduction.recorded import Recorded, Records
@@ -83,6 +84,7 @@ class Lab:
             "texts": dict(scale.texts),
             "positions": list(scale.tried),
         }
+        self._tokens: dict[str, str] = {}
         self._plain, self._changes, self._records = tuple(needs.values()), settings, records
 
     def trained(self, name: str, seed: int | None = None) -> Trained:
@@ -131,6 +133,13 @@ class Lab:
         """The documents that are held out from training, one in each row."""
         data = self.scale.data
         return Text(data.source, layout="documents", long=long, reading=data.reading())
+
+    def tokens(self, loaded: Loaded) -> str:
+        """The checksum of the held-out text as a model reads it: in the key of whatever is measured on it."""
+        name = loaded.tokenizer.fingerprint
+        if name not in self._tokens:
+            self._tokens[name] = self.text().store(loaded.tokenizer).checksum
+        return self._tokens[name]
 
     def part(self, key: Mapping[str, Any], kind: type[T], measure: Callable[[], T]) -> T:
         """What was measured before under this key, or else is now; the key has all that it depends on."""
