@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from selattn.errors import SelattnError
-from selattn.evaluation.parts import open_parts
+from selattn.evaluation.parts import Parts, open_parts
 from selattn.report.figure import write_figure
 from selattn.reproduction.experiments import EXPERIMENTS, find_experiment
 from selattn.reproduction.frame import Experiment, Need, Reproduction
@@ -86,6 +86,10 @@ def reproduce(
     check_settings(settings, chosen, size)
     size = with_reading(size, settings)
     kept, asked = Store(store), None if questions is None else Path(questions)
+
+    def waiting() -> None:
+        overview.say(f"another process measures with the models of {store}: waiting for it (not with another --store)")
+
     for experiment in chosen:
         check_output(Path(out) / size.name / f"{experiment.name}.json")
     for folder in adopt:
@@ -94,12 +98,15 @@ def reproduce(
     try:
         records = Records(Path(out) / size.name) if extend else None
         _train(all_needs(chosen, size, wanted, settings, records), kept, overview)
-        with contextlib.closing(Team()) as team, open_parts(kept.work / MEASURED, team) as parts:
-            found, memory = [], Memory(parts)
+        with contextlib.closing(Team()) as team, contextlib.ExitStack() as stack:
+            found, memory = [], None
             for experiment in chosen:
+                if memory is None and not experiment.losses_only:  # a table of losses measures nothing
+                    memory = Memory(stack.enter_context(open_parts(kept.work / MEASURED, team, waiting)))
                 overview.say(f"measuring: {experiment.name}")
                 needs = experiment.needs(size, wanted)
-                lab = Lab(size, wanted, kept, needs, memory, team, overview, asked, settings, records)
+                known = memory or Memory(Parts(None, team))
+                lab = Lab(size, wanted, kept, needs, known, team, overview, asked, settings, records)
                 record = _measured(experiment, lab)
                 found.append(Outcome(record, write(experiment, record, Path(out)) if team.leads else ()))
             return found
