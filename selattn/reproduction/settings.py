@@ -9,7 +9,7 @@ from typing import Any
 from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.reproduction.frame import Experiment, Need
-from selattn.reproduction.scales import Scale
+from selattn.reproduction.scales import Scale, find_scale
 from selattn.training.config import ARCHITECTURE, RunConfig, TextData
 from selattn.training.identity import deciding_settings
 from selattn.training.overrides import override
@@ -29,7 +29,8 @@ def check_settings(settings: Sequence[str], experiments: Sequence[Experiment], s
     for name, instead in _ELSEWHERE.items():
         if name in fields:
             raise SelattnError(f"{name}=... is set by {instead}: leave it out of the settings")
-    chosen = {each.name: varied(each.needs(scale, (0,)).values()) for each in experiments} if fields else {}
+    whole = dataclasses.replace(scale, tried=find_scale(scale.name).tried)  # rows are named after their positions
+    chosen = {each.name: varied(each.needs(whole, (0,)).values()) for each in experiments} if fields else {}
     for name in fields:
         if those := [experiment for experiment, fields in chosen.items() if name in fields]:
             raise SelattnError(
