@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -19,13 +20,14 @@ from selattn.utils.distributed import Team
 from selattn.utils.files import writing
 from selattn.utils.folders import folders_for
 from selattn.utils.journal import append_line, drop_half_a_line, whole_lines
-from selattn.utils.locks import LOCK, locked
+from selattn.utils.locks import LOCK, Lock
 from selattn.utils.progress import Progress
 from selattn.utils.records import machine, versions, write_record
 from selattn.utils.typed import KindError, MissingError, from_json, to_json
 
 Key = dict[str, Any]
 KNOWN = "parts were measured before"  # what `progress` is told of those that are there
+_SECONDS = 0.5  # between two looks whether another evaluation has ended
 _T = TypeVar("_T")
 
 
@@ -103,22 +105,36 @@ def write_whole(record: Path, body: object, seed: int) -> None:
 
 
 @contextlib.contextmanager
-def open_parts(record: Path | None, team: Team) -> Iterator[Parts]:
-    """The parts that belong to a record, for one evaluation at a time."""
+def open_parts(record: Path | None, team: Team, wait: Callable[[], None] | None = None) -> Iterator[Parts]:
+    """The parts that belong to a record, for one evaluation at a time.
+
+    Args:
+        record: None keeps nothing.
+        team: the processes that share the work.
+        wait: is called by the leading process if another evaluation has the parts, whose end is then waited for; None
+            refuses.
+    """
     if record is None:
         yield Parts(None, team)
         return
     file = record.with_name(record.name + ".parts.jsonl")
     with contextlib.ExitStack() as stack:
-        team.by_one(lambda: stack.enter_context(_claimed(file, record)))
+        team.by_one(lambda: stack.enter_context(_claimed(file, record, wait)))
         yield Parts(file, team)
 
 
 @contextlib.contextmanager
-def _claimed(file: Path, record: Path) -> Iterator[None]:
+def _claimed(file: Path, record: Path, wait: Callable[[], None] | None) -> Iterator[None]:
     """The file, made if need be; an empty one is not left behind."""
-    refusal = f"another process is measuring for {record}: wait for it, or choose another --record"
-    with folders_for(file.parent), locked(record.with_name(record.name + LOCK), refusal):
+    with folders_for(file.parent), contextlib.closing(Lock(record.with_name(record.name + LOCK))) as lock:
+        if not lock.take_if_free():
+            if wait is None:
+                raise SelattnError(
+                    f"another process is measuring for {record}: wait for it, or choose another --record"
+                )
+            wait()
+            while not lock.take_if_free():
+                time.sleep(_SECONDS)
         with writing(file):
             file.touch()
         try:

@@ -52,9 +52,11 @@ class Text:
     def rows(self, tokenizer: Tokenizer, context: int, progress: bool = False) -> TextRows:
         """The rows of N tokens."""
         self._check()
-        return self.cut(
-            store_for(self.source, tokenizer, self.split, self.reading, self.eos, progress=progress), context
-        )
+        return self.cut(self.store(tokenizer, progress), context)
+
+    def store(self, tokenizer: Tokenizer, progress: bool = False) -> TokenStore:
+        """Its tokens, which are made first if the cache has none."""
+        return store_for(self.source, tokenizer, self.split, self.reading, self.eos, progress=progress)
 
     def cut(self, store: TokenStore, context: int) -> TextRows:
         """The rows of N tokens of a store that holds this text."""

@@ -2,6 +2,7 @@
 
 frame        what an experiment is, which models it needs, and what its record holds
 scales       smoke, laptop and paper: the settings of the runs at each of them
+settings     what may be set in every training of an experiment
 cost         how long a run takes, about
 store        trained models by what they were trained with, shared by all experiments
 lab          what an experiment is given to measure with

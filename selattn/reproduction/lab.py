@@ -12,10 +12,12 @@ from typing import Any, TypeVar
 from selattn.errors import SelattnError
 from selattn.evaluation.parts import Parts
 from selattn.evaluation.text import Text
+from selattn.models.loading import Loaded
 from selattn.reproduction.frame import Need
 from selattn.reproduction.progress import Overview
 from selattn.reproduction.recorded import Recorded, Records
 from selattn.reproduction.scales import Scale
+from selattn.reproduction.settings import changed_beside
 from selattn.reproduction.store import Store, Trained
 from selattn.training.config import TextData
 from selattn.utils.distributed import Team
@@ -50,7 +52,7 @@ class Lab:
         scale: the size.
         seeds: of the trainings.
         store: where the models are.
-        needs: of the experiment, by name.
+        needs: of the experiment, by name, without the settings.
         memory: what has been measured.
         team: the processes that share the work.
         overview: is told of trainings.
@@ -72,7 +74,8 @@ class Lab:
         settings: Sequence[str] = (),
         records: Records | None = None,
     ) -> None:
-        self.scale, self.seeds, self.store, self.needs = scale, tuple(seeds), store, needs
+        self.scale, self.seeds, self.store = scale, tuple(seeds), store
+        self.needs = {name: need.changed(settings) for name, need in needs.items()}
         self.memory, self.team, self.overview, self.questions = memory, team, overview, questions
         self.used: dict[str, Trained | Recorded] = {}
         self.settings: dict[str, Any] = {
@@ -81,7 +84,8 @@ class Lab:
             "texts": dict(scale.texts),
             "positions": list(scale.tried),
         }
-        self._changes, self._records = settings, records
+        self._tokens: dict[str, str] = {}
+        self._plain, self._changes, self._records = tuple(needs.values()), settings, records
 
     def trained(self, name: str, seed: int | None = None) -> Trained:
         """A model that was needed; `seed` completes its name."""
@@ -89,7 +93,7 @@ class Lab:
 
     def train(self, name: str, need: Need) -> Trained:
         """A model that comes up on the way, such as one with budgets that were just found; trained if it is new."""
-        return self._trained(name, need.changed(self._changes))
+        return self._trained(name, changed_beside(need, self._plain, self._changes))
 
     def known(self, name: str, seed: int | None = None) -> Trained | Recorded:
         """A model that was needed, or what a record tells of it."""
@@ -129,6 +133,13 @@ class Lab:
         """The documents that are held out from training, one in each row."""
         data = self.scale.data
         return Text(data.source, layout="documents", long=long, reading=data.reading())
+
+    def tokens(self, loaded: Loaded) -> str:
+        """The checksum of the held-out text as a model reads it: in the key of whatever is measured on it."""
+        name = loaded.tokenizer.fingerprint
+        if name not in self._tokens:
+            self._tokens[name] = self.text().store(loaded.tokenizer).checksum
+        return self._tokens[name]
 
     def part(self, key: Mapping[str, Any], kind: type[T], measure: Callable[[], T]) -> T:
         """What was measured before under this key, or else is now; the key has all that it depends on."""

@@ -48,7 +48,7 @@ def shares_by_text(lab: Lab, model: Trained, count: int) -> list[list[float]]:
     """For so many held-out documents that fill the context the share of living pairs of each layer."""
     loaded = load(model.model)
     context = loaded.description.context
-    key = {"part": "alive", "model": loaded.fingerprint, "count": count, "source": lab.scale.data.source}
+    key = {"part": "alive", "model": loaded.fingerprint, "count": count, "text": lab.tokens(loaded)}
 
     def measure() -> list[list[float]]:
         found = []

@@ -51,6 +51,7 @@ def search(lab: Lab, model: Trained, policy: str = "selective", context: int | N
     folder = lab.place(
         "search",
         model=loaded.fingerprint,
+        text=lab.tokens(loaded),
         rows=scale.search_rows,
         step=scale.search_step,
         policy=policy,
@@ -152,7 +153,7 @@ def tradeoff(lab: Lab, seed: int, others: bool = True, suffix: str = "") -> Trad
         "baseline": base.fingerprint,
         "rows": [scale.search_rows, scale.report_rows],
         "curves": [[curve.name, curve.policy, curve.search and str(curve.search.name)] for curve in curves],
-        "text": [scale.data.source, scale.data.validation, scale.data.limit],
+        "text": lab.tokens(base),
     }
 
     def measure() -> Tradeoff:
@@ -198,10 +199,9 @@ def products_saved(budgets: Sequence[int], context: int) -> float:
 
 
 def _key(lab: Lab, loaded: Loaded, context: int) -> dict[str, object]:
-    scale = lab.scale
     return {
         "model": loaded.fingerprint,
         "context": context,
-        "rows": [scale.search_rows, scale.report_rows],
-        "text": [scale.data.source, scale.data.validation, scale.data.limit],
+        "rows": [lab.scale.search_rows, lab.scale.report_rows],
+        "text": lab.tokens(loaded),
     }

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from selattn.data.synthetic import Task
 from selattn.errors import SelattnError
-from selattn.evaluation.parts import open_parts
+from selattn.evaluation.parts import Parts, open_parts
 from selattn.report.figure import write_figure
 from selattn.reproduction.experiments import EXPERIMENTS, find_experiment
 from selattn.reproduction.frame import Experiment, Need, Reproduction
@@ -21,6 +21,7 @@ from selattn.reproduction.lab import InterruptedTraining, Lab, Memory
 from selattn.reproduction.progress import Overview
 from selattn.reproduction.recorded import Records
 from selattn.reproduction.scales import Scale, find_scale
+from selattn.reproduction.settings import check_settings, with_reading
 from selattn.reproduction.store import Store
 from selattn.reproduction.tables import table_of
 from selattn.utils.distributed import Team
@@ -83,8 +84,13 @@ def reproduce(
     check_positions(chosen, size, positions)
     check_extend(chosen, extend)
     wanted = tuple(size.seeds if seeds is None else seeds)
-    check_settings(settings)
+    check_settings(settings, chosen, size)
+    size = with_reading(size, settings)
     kept, asked = Store(store), None if questions is None else Path(questions)
+
+    def waiting() -> None:
+        overview.say(f"another process measures with the models of {store}: waiting for it (not with another --store)")
+
     for experiment in chosen:
         check_output(Path(out) / size.name / f"{experiment.name}.json")
     for folder in adopt:
@@ -93,12 +99,15 @@ def reproduce(
     try:
         records = Records(Path(out) / size.name) if extend else None
         _train(all_needs(chosen, size, wanted, settings, records), kept, overview)
-        with contextlib.closing(Team()) as team, open_parts(kept.work / MEASURED, team) as parts:
-            found, memory = [], Memory(parts)
+        with contextlib.closing(Team()) as team, contextlib.ExitStack() as stack:
+            found, memory = [], None
             for experiment in chosen:
+                if memory is None and not experiment.losses_only:  # a table of losses measures nothing
+                    memory = Memory(stack.enter_context(open_parts(kept.work / MEASURED, team, waiting)))
                 overview.say(f"measuring: {experiment.name}")
-                needs = needs_of(experiment, size, wanted, settings)
-                lab = Lab(size, wanted, kept, needs, memory, team, overview, asked, settings, records)
+                needs = experiment.needs(size, wanted)
+                known = memory or Memory(Parts(None, team))
+                lab = Lab(size, wanted, kept, needs, known, team, overview, asked, settings, records)
                 record = _measured(experiment, lab)
                 found.append(Outcome(record, write(experiment, record, Path(out)) if team.leads else ()))
             return found
@@ -120,13 +129,6 @@ def choose(names: str | Sequence[str], scale: Scale) -> list[Experiment]:
     if not chosen:
         raise SelattnError("no experiment is named; see 'selattn reproduce --list'")
     return chosen
-
-
-def check_settings(settings: Sequence[str]) -> None:
-    """Raise for settings that have an option of their own, or that an experiment chooses."""
-    for name, instead in (("seed=", "--seeds"), ("data.source=", "--source"), ("data.context=", "the experiments")):
-        if any(setting.startswith(name) for setting in settings):
-            raise SelattnError(f"{name}... is set by {instead}: leave it out of the settings")
 
 
 def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: Sequence[str] | None) -> None:

@@ -25,7 +25,8 @@ from selattn.training.identity import training_key
 from selattn.training.launch import train
 from selattn.training.record import LogLine, Score, TrainingRecord
 from selattn.utils.files import write_json
-from selattn.utils.folders import make_folder
+from selattn.utils.folders import folders_for, make_folder
+from selattn.utils.locks import LOCK, locked
 from selattn.utils.records import Provenance, provenance, read_body, read_record
 from selattn.utils.typed import to_json
 
@@ -149,26 +150,40 @@ class Store:
         """Copy in the finished runs that lie in a folder, however deep; says what became of each.
 
         A run that is not finished is left alone, and so is one that began with the model of another: of that it
-        cannot be told which training it was.
+        cannot be told which training it was. A training that was begun in the store gives way, unless it is running.
         """
         folder = Path(folder).expanduser()
         if not folder.is_dir():
             raise SelattnError(f"{folder} is not a folder: --adopt takes one with runs of 'selattn train' in it")
-        found: dict[Path, str] = {}
-        for run in finished_runs(folder):
-            try:
-                record = read_body(run / MODEL / RECORD, TrainingRecord)
-            except SelattnError as error:
-                found[run] = f"left out: {error}"
-                continue
-            if record.run.get("start", {}).get("model") is not None:
-                found[run] = "left out: it began with the model of another run"
-            else:
-                found[run] = "adopted" if self._copy(run, training_key(record.run)) else "is there already"
-        return found
+        # Of several processes one does it, and the others find it done.
+        with folders_for(self.folder), locked(self.folder / ("adopting" + LOCK)):
+            return {run: self._adopt(run) for run in finished_runs(folder)}
 
-    def _copy(self, run: Path, key: str) -> bool:
-        """Copy a finished run; not if that training is here, finished or begun."""
+    def _adopt(self, run: Path) -> str:
+        try:
+            record = read_body(run / MODEL / RECORD, TrainingRecord)
+        except SelattnError as error:
+            return f"left out: {error}"
+        if record.run.get("start", {}).get("model") is not None:
+            return "left out: it began with the model of another run"
+        where = self.place(training_key(record.run))
+        if not self._cleared(where):
+            return "is being trained"
+        return "adopted" if self._copy(run, where) else "is there already"
+
+    def _cleared(self, where: Path) -> bool:
+        """Remove a training that was begun here, for another has ended; False if a process is at it."""
+        if not where.is_dir() or _ended(where):
+            return True
+        with contextlib.closing(run_folder.Claim(where)) as claim:
+            if not claim.take_if_free():
+                return False
+            if not _ended(where):  # nor meanwhile
+                shutil.rmtree(where)
+        return True
+
+    def _copy(self, run: Path, where: Path) -> bool:
+        """Copy a finished run, unless that training is here."""
 
         def fill(part: Path) -> None:
             shutil.copytree(run / MODEL, part / MODEL)
@@ -176,10 +191,11 @@ class Store:
                 with contextlib.suppress(FileNotFoundError):
                     shutil.copy2(run / name, part / name)
 
-        where = self.place(key)
-        if where.is_dir() and not run_folder.finished(where) and not (where / DIVERGED).exists():
-            shutil.rmtree(where)  # begun, but another has ended
         return make_folder(where, fill)
+
+
+def _ended(where: Path) -> bool:
+    return run_folder.finished(where) or (where / DIVERGED).exists()
 
 
 def finished_runs(folder: Path) -> Iterator[Path]:

@@ -47,6 +47,10 @@ class Claim:
                 f"another process is training in {self._run}: wait for it, or choose another folder with --out"
             )
 
+    def take_if_free(self) -> bool:
+        """Claim the folder, which exists, unless another process has it; whether it is claimed."""
+        return self._lock.take_if_free()
+
     def close(self) -> None:
         """Let others train there."""
         self._lock.close()

@@ -30,16 +30,25 @@ class Lock:
 
     def take(self, refusal: str | None = None) -> None:
         """Claim it. If another has it, raise `refusal`; with None wait for it."""
+        if not self._take(wait=refusal is None):
+            raise SelattnError(str(refusal))
+
+    def take_if_free(self) -> bool:
+        """Claim it unless another has it; whether it is claimed."""
+        return self._take(wait=False)
+
+    def _take(self, wait: bool) -> bool:
         with writing(self.file):
             try:
-                self._lock.acquire(blocking=refusal is None)
+                self._lock.acquire(blocking=wait)
             except Timeout:
-                raise SelattnError(str(refusal)) from None
+                return False
             except OSError as error:
                 if error.errno not in _CANNOT_LOCK:
                     raise
                 # Nobody can tell there whether another process is at work.
         self.held = True
+        return True
 
     def close(self) -> None:
         """Let others have it."""

@@ -53,6 +53,7 @@ _TABLE = {
         ("reproduce needle --adopt text.txt", "text.txt is not a folder: --adopt takes"),
         ("reproduce needle --out text.txt", "text.txt is not a folder"),
         ("reproduce needle seed=1", "seed=... is set by --seeds"),
+        ("reproduce needle fine-tuning schedule.steps=9", "schedule.steps=... cannot be set for fine-tuning, whose"),
         ("reproduce needle batch.sise=1", "unknown field 'batch.sise'"),
         ("reproduce --list --all", "--all would change nothing: --list only lists"),
     ],

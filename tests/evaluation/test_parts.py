@@ -1,5 +1,6 @@
 """Parts of an evaluation: what was measured is not measured again, wherever the process was stopped."""
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -83,6 +84,21 @@ def test_one_evaluation_for_a_record_at_a_time(tmp_path):
     with open_parts(record, Team()), pytest.raises(SelattnError, match="another process is measuring for"):
         keep(record, [])
     assert keep(record, [{"a": 1}]) == [0.1]
+
+
+def test_who_waits_finds_what_the_other_has_measured(tmp_path):
+    record, waits = tmp_path / "record.json", []
+    with contextlib.ExitStack() as other:
+        first = other.enter_context(open_parts(record, Team()))
+        first.get({"a": 1}, int, lambda: 1)
+
+        def wait():
+            waits.append(True)
+            other.close()
+
+        with open_parts(record, Team(), wait) as second:
+            assert second.get({"a": 1}, int, lambda: pytest.fail("measured again")) == 1
+    assert waits == [True]
 
 
 def test_who_has_ended_does_not_touch_the_file_of_the_next(tmp_path):

@@ -1,15 +1,20 @@
 """From a name to a record, a table and a list: one experiment end to end, interrupted and not."""
 
+import contextlib
+import dataclasses
 import json
 import signal
+import threading
 
 import pytest
 
 from selattn.cli.main import INTERRUPTED, main
 from selattn.reproduction import experiments, run
 from selattn.reproduction.frame import Reproduction
+from selattn.reproduction.progress import Overview
 from selattn.reproduction.scales import find_scale
 from selattn.training.display import Display
+from selattn.utils.locks import LOCK, Lock
 from selattn.utils.records import read_body
 from tests.reproduction.tiny import TINY
 
@@ -61,6 +66,47 @@ def test_ctrl_c_ends_with_a_checkpoint_and_the_same_command_goes_on(tmp_path, ca
     assert len(list((tmp_path / "store").rglob("checkpoint-3"))) == 1
     assert main(words) == 0
     assert len(read_body(tmp_path / "out/smoke/tiny.json", Reproduction).models) == 2
+
+
+class Said(Overview):
+    """Remembers what is said, and lets go of a lock once the process waits."""
+
+    def __init__(self, lock):
+        self.said, self._lock = [], lock
+
+    def say(self, text):
+        self.said.append(text)
+        if "waiting" in text:
+            threading.Timer(0.1, self._lock.close).start()
+
+
+@pytest.fixture
+def busy(tmp_path):
+    """What another process has that measures with the models of the store."""
+    (tmp_path / "store/work").mkdir(parents=True)
+    with contextlib.closing(Lock(tmp_path / "store/work" / (run.MEASURED + LOCK))) as lock:
+        lock.take()
+        yield lock
+
+
+@pytest.mark.usefixtures("_only_tiny")
+def test_two_processes_measure_in_turn(tmp_path, busy):
+    said = Said(busy)
+    found = run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out", overview=said)
+    assert found[0].record.cells
+    assert [text for text in said.said if "waiting" in text] == [
+        f"another process measures with the models of {tmp_path / 'store'}: waiting for it (not with another --store)"
+    ]
+    assert not busy.held
+
+
+def test_a_table_of_losses_waits_for_nobody(tmp_path, busy, monkeypatch):
+    for place in (experiments, run):
+        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": dataclasses.replace(TINY, losses_only=True)})
+    said = Said(busy)
+    assert run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out", overview=said)[0].record.cells
+    assert said.said == ["measuring: tiny"]
+    assert busy.held
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])

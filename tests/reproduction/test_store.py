@@ -1,5 +1,6 @@
 """One training serves every experiment that needs it, whoever trained it and whatever it was called."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
@@ -11,9 +12,11 @@ from selattn.reproduction.frame import Need
 from selattn.reproduction.store import DIVERGED, Store, finished_runs
 from selattn.training import train
 from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule, TextData
+from selattn.training.folder import Claim
 from selattn.training.identity import training_key
 from selattn.training.overrides import override
 from selattn.training.runs import find_run
+from selattn.utils.locks import LOCK
 from tests.reproduction.tiny import tiny_run
 
 
@@ -80,6 +83,36 @@ def test_a_finished_run_is_adopted_once_and_never_trained_again(run_folder, tmp_
     assert [step for step, _, _ in found.evaluations()] == [2, 4]
     assert found.used("it").commit == found.made.commit
     assert store.find(Need(tiny_run(seed=1))) is None
+
+
+def test_a_training_that_was_begun_gives_way_unless_it_is_running(run_folder, tmp_path):
+    store, need = Store(tmp_path / "store"), Need(tiny_run())
+    begun = store.place(need.key)
+    shutil.copytree(run_folder, begun, ignore=shutil.ignore_patterns("model"))
+    before = sorted(begun.rglob("*"))
+    with contextlib.closing(Claim(begun)) as claim:
+        claim.take()
+        assert store.adopt(run_folder) == {run_folder: "is being trained"}
+        assert [path for path in sorted(begun.rglob("*")) if path.name != LOCK] == before
+    assert store.find(need) is None
+    assert store.adopt(run_folder) == {run_folder: "adopted"}
+    assert store.find(need).record.steps == 4
+    assert not list(begun.glob("checkpoint-*"))
+    assert [path.name for path in store.folder.iterdir()] == ["models"]
+
+
+def test_a_training_that_ends_before_it_is_removed_stays(run_folder, tmp_path, monkeypatch):
+    store = Store(tmp_path / "store")
+    begun = store.place(Need(tiny_run()).key)
+    shutil.copytree(run_folder, begun, ignore=shutil.ignore_patterns("model"))
+
+    def ends(claim):
+        shutil.copytree(run_folder / "model", begun / "model")
+        return True
+
+    monkeypatch.setattr(Claim, "take_if_free", ends)
+    assert store.adopt(run_folder) == {run_folder: "is there already"}
+    assert list(begun.glob("checkpoint-*"))
 
 
 def test_what_cannot_be_adopted_is_said(run_folder, tmp_path):

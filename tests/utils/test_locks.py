@@ -33,6 +33,16 @@ def test_where_nothing_can_be_written(tmp_path):
         pass
 
 
+def test_what_another_has_is_not_free(tmp_path):
+    first, second = Lock(tmp_path / ".lock"), Lock(tmp_path / ".lock")
+    assert first.take_if_free()
+    assert not second.take_if_free()
+    assert not second.held
+    first.close()
+    assert second.take_if_free()
+    second.close()
+
+
 def test_a_claim_can_be_closed_twice_and_taken_again(tmp_path):
     lock = Lock(tmp_path / ".lock")
     lock.close()
