@@ -74,7 +74,7 @@ def _score(
     policy: str | None = None,
 ) -> NeedleScore:
     key = {"part": "needle", "model": loaded.fingerprint, "distance": distance, "count": len(needles.ids)}
-    key |= {"budgets": budgets and list(budgets), "policy": policy, "source": lab.scale.data.source}
+    key |= {"budgets": budgets and list(budgets), "policy": policy, "text": lab.tokens(loaded)}
     return lab.part(key, NeedleScore, lambda: score(loaded.model, needles, budgets, policy))
 
 
