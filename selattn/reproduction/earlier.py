@@ -122,6 +122,26 @@ def _accuracy(run: dict[str, Any], name: str, step: int | None) -> float | None:
     return next((at[name]["accuracy"] for at in run["evaluations"] if at["step"] == step), None)
 
 
+def _t5(file: Path) -> Iterator[Reproduction]:
+    """Of `selattn study t5`: shorter runs."""
+    record = read_record(file)
+    kinds = {kind: _runs(record, f"t5-tiny-{kind}") for kind in ("standard", "selective")}
+    losses: dict[str, Values] = {
+        kind: tuple(run["evaluation"]["validation"]["loss"] for run in runs) for kind, runs in kinds.items()
+    }
+    config = kinds["standard"][0]["config"]
+    data = (
+        f"enwik8-clean, span corruption, context {config['data']['context']}, {config['schedule']['steps']:,} steps of "
+        f"{config['batch']['size']} rows"
+    )
+    claim = Claim(
+        "T5 is better with selective attention (tiny).", differences(losses["standard"], losses["selective"]),
+        "loss of standard less that of selective, nats",
+    )  # fmt: skip
+    cells = [Cell("T5, tiny", kind, values) for kind, values in losses.items()]
+    yield _make("t5", file, data, [run["seed"] for run in kinds["standard"]], cells, [claim])
+
+
 def _tradeoff(file: Path) -> Iterator[Reproduction]:
     """Of `selattn seeds` over records of `selattn eval --curve`."""
     record = read_record(file)
@@ -189,6 +209,7 @@ def _under_budgets(file: Path) -> Iterator[Reproduction]:
 _READERS: dict[str, Callable[[Path], Iterator[Reproduction]]] = {
     "lm_comparison.json": _courses,
     "variable_assignment.json": _assignment,
+    "t5.json": _t5,
     "tradeoff.json": _tradeoff,
     "training_under_budgets.json": _under_budgets,
 }

@@ -105,7 +105,9 @@ def what_was_run(record: Reproduction) -> str:
         positions = _common([run["model"].get("positions", "learned") for run in runs], "{} positions")
         return ", ".join([_texts(runs), *layers, *context, *positions, *tokens, *precision])
     if kinds == {"spans"}:
-        return ", ".join([_texts(runs), "span corruption", *context, *tokens, *precision])
+        steps = _common([run["schedule"]["steps"] for run in runs], "{:,} steps")
+        rows = _common([run["batch"]["size"] for run in runs], "of {} rows")
+        return ", ".join([_texts(runs), "span corruption", *context, " ".join([*steps, *rows]), *precision])
     if runs and all("source" not in run["data"] for run in runs):
         task = {name: value for name, value in runs[0]["data"].items() if name != "kind"}
         return ", ".join(

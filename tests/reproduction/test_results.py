@@ -85,6 +85,11 @@ def test_earlier_records_are_those_of_the_files():
     wanted = sorted(run["evaluation"]["validation"]["loss"] for run in study["runs"] if run["run"] == "zoo-selective")
     assert sorted(found["course-learned"].cell("3.1M tokens", "selective").values) == wanted
     assert found["efficiency"].earlier == "results/tradeoff.json"
+    study = json.loads((ROOT / "results/t5.json").read_text())
+    wanted = sorted(
+        run["evaluation"]["validation"]["loss"] for run in study["runs"] if run["run"] == "t5-tiny-standard"
+    )
+    assert sorted(found["t5"].cell("T5, tiny", "standard").values) == wanted
     assert {"variable-assignment", "comparison", "after-pruning"} <= set(found)
 
 
