@@ -52,7 +52,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     parser.add_argument("--list", action="store_true", help="list the experiments, their cost, and what is recorded")
-    parser.add_argument("--report", type=_options.path, nargs="?", const=PAGE, metavar="FILE", help=f"write {PAGE}")
+    report = f"work out the claims of all records anew, and write {PAGE}"
+    parser.add_argument("--report", type=_options.path, nargs="?", const=PAGE, metavar="FILE", help=report)
     parser.add_argument("--again", type=_options.path, metavar="RECORD", help="run a record again, and compare")
 
 
@@ -94,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         list_experiments(console, args.names, args.out or OUT)
         return 0
     if args.report is not None:
-        _options.refuse(args, [*_RUNNING, "names", "again"], "--report only writes the page")
+        _options.refuse(args, [*_RUNNING, "names", "again"], "--report only writes claims and the page")
         console.print(f"written: {write_results(args.out or OUT, args.report)}", soft_wrap=True)
         return 0
     if args.again is not None:

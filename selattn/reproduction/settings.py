@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from selattn.data import Reading
@@ -11,6 +11,7 @@ from selattn.errors import SelattnError
 from selattn.reproduction.frame import Experiment, Need
 from selattn.reproduction.scales import Scale, find_scale
 from selattn.training.config import ARCHITECTURE, RunConfig, TextData
+from selattn.training.folder import flat
 from selattn.training.identity import deciding_settings
 from selattn.training.overrides import override
 
@@ -76,14 +77,6 @@ def _chain(need: Need) -> Iterator[Need]:
 
 def _settings(need: Need) -> dict[str, Any]:
     """Leaf by leaf; the architecture is that of the model it begins with."""
-    found = dict(_flat(deciding_settings(need.run.to_dict())))
+    found = dict(flat(deciding_settings(need.run.to_dict())))
     before = {} if need.after is None else _settings(need.after)
     return found | {f"model.{name}": before[f"model.{name}"] for name in ARCHITECTURE if f"model.{name}" in before}
-
-
-def _flat(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield above + name, value

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: b
         raise SelattnError(
             f"{run} has a run in it, {state_of(run)}; go on with --resume, or begin anew with --overwrite"
         )
-    _check_same(config, dict(_flat(defaults)) | dict(_flat(_read_config(run))), run)
+    _check_same(config, dict(flat(defaults)) | dict(flat(_read_config(run))), run)
     if finished(run):
         return Plan(goes_on=True)
     choice = choose(run)
@@ -161,7 +161,7 @@ def _read_config(run: Path) -> dict[str, Any]:
 
 def _check_same(config: dict[str, Any], old: dict[str, Any], run: Path) -> None:
     """A resumed run is the same run."""
-    new = dict(_flat(config))
+    new = dict(flat(config))
     for name in [*old, *new]:
         if old.get(name) != new.get(name):
             raise SelattnError(
@@ -170,10 +170,11 @@ def _check_same(config: dict[str, Any], old: dict[str, Any], run: Path) -> None:
             )
 
 
-def _flat(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def flat(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting by its dotted name, `optimizer.lr`."""
     for name, value in config.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{above}{name}.")
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{above}{name}.")
         else:
             yield above + name, value
 

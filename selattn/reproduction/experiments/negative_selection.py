@@ -8,7 +8,7 @@ from selattn.reproduction.frame import Claim
 from selattn.reproduction.grids import Less, Losses, Variant, by_positions, loss_table
 from selattn.reproduction.scales import Scale
 
-_FAR = 0.1  # nats: more than two trainings of one kind lie apart
+_FAR = 0.1  # nats: more than two trainings of selective attention lie apart
 
 
 def variants(scale: Scale) -> list[Variant]:

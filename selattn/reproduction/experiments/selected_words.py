@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from selattn.report.examples import PAPER
 from selattn.report.plot import words
@@ -69,9 +70,13 @@ def conclude(record: Reproduction) -> Reproduction:
 
 def _shares(tokens: Sequence[str], kept: Sequence[bool]) -> tuple[float | None, float | None, float | None]:
     """Of all tokens but the last few, of full stops, and of the others."""
-    alive = np.array(kept[:-_NEAR])
+    alive = np.array(kept[:-_NEAR], dtype=bool)
     stops = np.array([token.strip() == "." for token in tokens[:-_NEAR]], dtype=bool)
-    return tuple(float(alive[each].mean()) if each.any() else None for each in (stops | ~stops, stops, ~stops))  # type: ignore[return-value]
+
+    def share(chosen: NDArray[np.bool_]) -> float | None:
+        return float(alive[chosen].mean()) if chosen.any() else None
+
+    return share(np.ones_like(stops)), share(stops), share(~stops)
 
 
 def draw(record: Reproduction) -> Figure:
