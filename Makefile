@@ -24,7 +24,7 @@ help:
 	@echo "make clean         removes caches and build products; $(VENV) stays"
 
 demo: $(INSTALLED)
-	@$(BIN)/selattn demo
+	@$(BIN)/python -m lab demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2
@@ -37,7 +37,7 @@ test-browser: $(INSTALLED_TEST)
 	$(BIN)/python -m pip install --quiet "playwright>=1.50"
 	@test -n "$$SELATTN_BROWSER" || command -v chromium >/dev/null || apt-get install -y -q chromium || { \
 	  echo "there is no chromium: install it, or name a browser in SELATTN_BROWSER" >&2; exit 1; }
-	$(BIN)/python -m pytest -m "slow or not slow" -rs tests/report/test_browser.py
+	$(BIN)/python -m pytest -m "slow or not slow" -rs tests/views/test_browser.py
 
 # ARGS="--share SITE-PACKAGES" takes torch and the like from there: quicker. See tools/install.py.
 test-install: $(BIN)/python

@@ -28,6 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from selattn.cache import Budgets
 from selattn.conversion import ConversionRun, conversion_run
 from selattn.conversion.trainer import Converter
 from selattn.data import Reading, documents
@@ -35,7 +36,6 @@ from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import log_perplexity
 from selattn.evaluation.parts import Parts, open_parts
 from selattn.evaluation.text import Text
-from selattn.eviction import Budgets
 from selattn.models.loading import Loaded, load
 from selattn.pruning import prune
 from selattn.training import train

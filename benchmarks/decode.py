@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from selattn import SelectiveConfig, SelectiveForCausalLM, make_selective
-from selattn.eviction import Budgets
+from selattn.cache import Budgets
 from selattn.utils import records
 from selattn.utils.timing import seconds
 

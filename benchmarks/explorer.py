@@ -21,16 +21,16 @@ import numpy as np
 
 from selattn.data.embedded import embedded_documents
 from selattn.models.loading import load
-from selattn.report.explorer import Page
-from selattn.report.explorer.page import grid, page_step, usual_policies
-from selattn.report.packed import pack_steps
-from selattn.report.trace import Trace
-from selattn.report.trace import trace as trace_of
 from selattn.utils.progress import ProgressLine
 from selattn.utils.records import write_record
+from selattn.views.explorer import Page
+from selattn.views.explorer.page import grid, page_step, usual_policies
+from selattn.views.packed import pack_steps
+from selattn.views.trace import Trace
+from selattn.views.trace import trace as trace_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the browser is the tests'
-from tests.report.browser import Tab, browser
+from tests.views.browser import Tab, browser
 
 MODEL = "zoo:memory-2048"
 SHAPES = ((512, 12), (2048, 28))

@@ -19,9 +19,9 @@ from rich.table import Table
 from sentencepiece import SentencePieceProcessor
 
 from selattn.data import Reading, Tokenizer, documents
+from selattn.data.tokenizer import PIECES
 from selattn.errors import SelattnError
 from selattn.models.loading import Loaded, load
-from selattn.models.tokenizer import PIECES
 from selattn.utils import records
 
 BATCH = 64  # documents at a time

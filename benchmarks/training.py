@@ -20,12 +20,12 @@ from rich.table import Table
 from torch.utils.data import DataLoader, default_collate
 from transformers import set_seed
 
+from lab.runs import find_run
 from selattn.training import RunConfig, train
 from selattn.training.datasets import Data, prepare
 from selattn.training.display import Display
 from selattn.training.model import make_model, model_config
 from selattn.training.overrides import override
-from selattn.training.runs import find_run
 from selattn.training.sampling import Share, StepBatches
 from selattn.utils import records
 

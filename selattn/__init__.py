@@ -10,28 +10,27 @@ from typing import TYPE_CHECKING, Any
 from selattn._later import import_after
 
 if TYPE_CHECKING:
-    from selattn.cache import SelectiveCache
-    from selattn.conversion import convert
-    from selattn.evaluation import evaluate
-    from selattn.eviction import (
+    from selattn.cache import (
         H2O,
         Budgets,
         Policy,
         Selective,
+        SelectiveCache,
         Threshold,
         Tova,
         Window,
         eviction_order,
         kept_positions,
     )
+    from selattn.conversion import convert
+    from selattn.evaluation import evaluate
     from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, load, make_selective, make_standard
     from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
     from selattn.pruning import prune
-    from selattn.report import plot
-    from selattn.report.explorer import explore
-    from selattn.report.trace import trace
-    from selattn.reproduction import reproduce
     from selattn.training import train
+    from selattn.views import plot
+    from selattn.views.explorer import explore
+    from selattn.views.trace import trace
 
 __version__ = "0.1.0"
 
@@ -63,7 +62,6 @@ __all__ = [
     "make_standard",
     "plot",
     "prune",
-    "reproduce",
     "selective_attention",
     "trace",
     "train",
@@ -72,17 +70,16 @@ __all__ = [
 # Where a public name lives, if not in `selattn.ops`.
 _HOMES = {
     **dict.fromkeys(("SelectiveConfig", "SelectiveForCausalLM", "load"), "selattn.models"),
-    **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.eviction"),
-    **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.eviction"),
-    **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),
+    **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.cache"),
     "SelectiveCache": "selattn.cache",
+    **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.cache"),
+    **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),
     "convert": "selattn.conversion",
     "evaluate": "selattn.evaluation",
-    "explore": "selattn.report.explorer",
-    "plot": "selattn.report.plot",
+    "explore": "selattn.views.explorer",
+    "plot": "selattn.views.plot",
     "prune": "selattn.pruning",
-    "reproduce": "selattn.reproduction",
-    "trace": "selattn.report.trace",
+    "trace": "selattn.views.trace",
     "train": "selattn.training",
 }
 

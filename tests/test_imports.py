@@ -25,7 +25,7 @@ def test_rooms_above_the_models_name_no_class_of_them():
     """They use the seam: what is evaluated, searched, drawn and served need not be one of ours."""
     from selattn import models
 
-    rooms = ("evaluation", "pruning", "report", "cli", "reproduction", "serve")
+    rooms = ("evaluation", "pruning", "views", "cli")
     names = [name for name in models.__all__ if name.startswith("Selective")]
     assert {"SelectiveConfig", "SelectiveForCausalLM", "SelectiveModel"} <= set(names)
     named = re.compile(rf"\b({'|'.join(names)}|SelectivePreTrainedModel|from_pretrained)\b")
@@ -80,17 +80,15 @@ def test_public_names_are_those_of_their_rooms():
     import selattn.cache
     import selattn.conversion
     import selattn.evaluation
-    import selattn.eviction
     import selattn.models
     import selattn.ops
     import selattn.pruning
-    import selattn.reproduction
     import selattn.training
 
-    homes = (selattn.ops, selattn.eviction, selattn.cache, selattn.models)
-    homes += (selattn.evaluation, selattn.pruning, selattn.training, selattn.conversion, selattn.reproduction)
+    homes = (selattn.ops, selattn.cache, selattn.models)
+    homes += (selattn.evaluation, selattn.pruning, selattn.training, selattn.conversion)
     assert set(selattn.__all__) <= set(dir(selattn))
-    for name in set(selattn.__all__) - {"__version__", "explore", "plot", "trace"}:  # tests/report has these
+    for name in set(selattn.__all__) - {"__version__", "explore", "plot", "trace"}:  # tests/views has these
         home = next(home for home in homes if hasattr(home, name))
         assert getattr(selattn, name) is getattr(home, name)
 

@@ -15,6 +15,7 @@ from selattn import Budgets, SelectiveConfig, SelectiveForCausalLM
 from selattn.cli.main import main
 from selattn.models.loading import load
 from selattn.utils.records import read_record
+from selattn.views.seeds import merge_seeds
 
 OLD = Path(__file__).parent / "old"
 
@@ -74,6 +75,5 @@ def test_records_of_two_seeds(tmp_path):
     """One of them is as it was, the other has another seed."""
     record = read_record(OLD / "tradeoff.json")
     (tmp_path / "other.json").write_text(json.dumps({**record, "seed": 1}))
-    words = ["seeds", str(OLD / "tradeoff.json"), str(tmp_path / "other.json"), "--record", str(tmp_path / "both.json")]
-    assert main(words) == 0
-    assert {curve["name"] for curve in read_record(tmp_path / "both.json")["curves"]} == {"H2O", "local"}
+    both = merge_seeds([OLD / "tradeoff.json", tmp_path / "other.json"])
+    assert {curve.name for curve in both.curves} == {"H2O", "local"}

@@ -8,6 +8,8 @@ import torch
 import selattn
 from selattn import Budgets, Policy, Window
 from selattn.data import Reading
+from selattn.data.sentencepiece import from_sentencepiece
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.decoding import measure_decoding
@@ -19,8 +21,6 @@ from selattn.models.engine import Engine
 from selattn.models.generation import continued
 from selattn.models.loading import load
 from selattn.models.sampling import sampler
-from selattn.models.sentencepiece import from_sentencepiece
-from selattn.models.tokenizer import Tokenizer
 from selattn.pruning import Procedure, first_step, steps
 from selattn.pruning.whole import WholeTrials, make_trials
 from selattn.utils.distributed import Team

@@ -3,7 +3,7 @@
     python -m tools.pictures [NAME ...] [--second MODEL]
 
 Figures are drawn by `selattn plot` from the models of the zoo and the records in `results/`, two from records of
-`selattn reproduce`, and the explorer is photographed in a headless chromium (`make test-browser` installs one). They go
+the lab, and the explorer is photographed in a headless chromium (`make test-browser` installs one). They go
 to `docs/images/`, and where they are small, so do the records that they are drawn from.
 """
 
@@ -20,16 +20,16 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
+from lab.engine.frame import Reproduction
+from lab.experiments import find_experiment
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError
-from selattn.report.examples import PASSAGE
-from selattn.report.figure import write_figure
-from selattn.reproduction.experiments import find_experiment
-from selattn.reproduction.frame import Reproduction
 from selattn.utils.files import write_bytes, write_text
 from selattn.utils.records import read_body
 from selattn.utils.suggest import unknown
-from tests.report.browser import Tab, browser
+from selattn.views.examples import PASSAGE
+from selattn.views.figure import write_figure
+from tests.views.browser import Tab, browser
 
 ROOT = Path(__file__).parents[1]
 IMAGES = "docs/images"
@@ -62,7 +62,7 @@ def plots() -> dict[str, str]:
     }
 
 
-# Figures of `selattn reproduce`, drawn again from their records.
+# Figures of the lab's experiments, drawn again from their records.
 REPRODUCED = ("course", "comparison")
 # Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
 EXPLORER = f"explore zoo:selective --text {TEXT} --policies selective h2o --budgets 32 64"

@@ -10,9 +10,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from selattn.cache import rows as rows_of
+from selattn.cache.budgets import Budgets
+from selattn.cache.policies import Policy, make_policy
 from selattn.cache.slots import SlotLayer
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, Policy, make_policy
 
 
 class SelectiveCache(Cache):
@@ -27,7 +28,7 @@ class SelectiveCache(Cache):
     Args:
         layers: how many layers the model has.
         budgets: K_l, one number or one for each layer; None keeps everything.
-        policy: who leaves when a layer is full, a name of `selattn.eviction.POLICIES` or a policy.
+        policy: who leaves when a layer is full, a name of `selattn.cache.POLICIES` or a policy.
     """
 
     layers: list[SlotLayer]  # type: ignore[assignment]  # transformers allows layers of any kind

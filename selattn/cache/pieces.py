@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from selattn.cache.entries import Entries
+from selattn.cache.order import in_force
 from selattn.cache.slots import Moment, SlotLayer
-from selattn.eviction import in_force
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import NEVER, Order, OrderRequest

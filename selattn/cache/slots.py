@@ -23,8 +23,8 @@ from transformers.cache_utils import CacheLayerMixin
 
 from selattn.cache.entries import Entries
 from selattn.cache.handover import hand_over
+from selattn.cache.policies import Policy
 from selattn.errors import SelattnError
-from selattn.eviction import Policy
 from selattn.ops.order import NEVER, Kept, masks_of_orders, smallest_f, stands_alone
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens

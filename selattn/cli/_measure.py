@@ -18,8 +18,8 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
     """Measure what has not been measured before, record, show."""
     from selattn.cli._tables import show_comparison, show_files
     from selattn.evaluation import evaluate
-    from selattn.report.html.evaluation import comparison_report
     from selattn.utils.records import provenance
+    from selattn.views.html.evaluation import comparison_report
 
     how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "policy", "limit")}
     found = evaluate(args.models, texts_of(args), **how, **measuring(args, console, team))
@@ -34,9 +34,9 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure what has not been measured before, record, draw, show."""
     from selattn.cli._tables import show_curves, show_files
     from selattn.evaluation import measure_tradeoff
-    from selattn.report.html.evaluation import tradeoff_report
-    from selattn.report.tradeoff import draw_tradeoff, figure_beside
     from selattn.utils.records import provenance
+    from selattn.views.html.evaluation import tradeoff_report
+    from selattn.views.tradeoff import draw_tradeoff, figure_beside
 
     figure = figure_beside(args.record, args.figure)  # before anything is measured
     how = {"baseline": args.baseline, "sizes": args.sizes or (), "extend": args.extend}

@@ -6,17 +6,16 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.report.mean import MeanF
-    from selattn.report.trace import Trace
+    from selattn.views.mean import MeanF
+    from selattn.views.trace import Trace
 
 
 def of_a_text(args: argparse.Namespace) -> Any:
     """The figure of one text, or of one text in several models."""
-    from selattn.report import plot
+    from selattn.views import plot
 
     traces = [_trace(args, subject) for subject in args.subjects]
     how = {"layers": args.layers, "title": args.title}
@@ -33,13 +32,13 @@ def of_a_text(args: argparse.Namespace) -> Any:
 
 
 def _trace(args: argparse.Namespace, subject: str) -> Trace:
-    from selattn.report.reading import SAMPLE, given_text
-    from selattn.report.trace import Trace, trace
+    from selattn.views.reading import given_text
+    from selattn.views.trace import Trace, trace
 
     if subject.endswith(".json"):
         return Trace.load(subject)
+    from selattn.cache import make_policy
     from selattn.evaluation.subjects import Subject
-    from selattn.eviction import make_policy
 
     parsed = Subject.parse(subject)
     runs = []
@@ -47,16 +46,12 @@ def _trace(args: argparse.Namespace, subject: str) -> Trace:
         runs = [(make_policy(parsed.description.policy), parsed.budgets)]
     elif args.figure == "kept":
         raise SelattnError(f"{subject} has no budgets: give {subject}@64, {subject}@BUDGETS.json or {subject}@64:h2o")
-    default = "paper" if parsed.loaded.reads_text else SAMPLE
-    text = given_text(args.text or default)
-    if text != SAMPLE:
-        _options.refuse(args, ["seed"], "a text is read as it is, only a sample is drawn")
-    return trace(parsed.loaded, text, runs, limit=args.tokens, seed=args.seed or 0)
+    return trace(parsed.loaded, given_text(args.text, parsed.loaded), runs, limit=args.tokens)
 
 
 def of_many(args: argparse.Namespace) -> Any:
     """The figure of a mean over many texts, or of two."""
-    from selattn.report import plot
+    from selattn.views import plot
 
     means = [_mean(args, subject) for subject in args.subjects]
     how = {"layers": args.layers, "title": args.title}
@@ -70,8 +65,8 @@ def of_many(args: argparse.Namespace) -> Any:
 
 def _mean(args: argparse.Namespace, subject: str) -> MeanF:
     from selattn.evaluation.text import Text
-    from selattn.report.mean import MeanF, mean_f
     from selattn.utils.progress import ProgressLine
+    from selattn.views.mean import MeanF, mean_f
 
     if subject.endswith(".json"):
         return MeanF.load(subject)
@@ -86,8 +81,8 @@ def _mean(args: argparse.Namespace, subject: str) -> MeanF:
 
 def of_records(args: argparse.Namespace) -> Any:
     """The figure of records."""
-    from selattn.report import plot
     from selattn.utils.records import read_record
+    from selattn.views import plot
 
     if args.text is not None:
         raise SelattnError(f"{args.figure} is drawn from records: it reads no --text")

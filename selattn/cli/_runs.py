@@ -5,31 +5,29 @@ from typing import TYPE_CHECKING, Any
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
     from selattn.training import RunConfig
 
 
-def list_runs(console: "Console", containing: str) -> None:
-    """The runs in tables, one for each group."""
+def list_runs(
+    console: "Console", containing: str, groups: "Mapping[str, Mapping[str, Callable[[], RunConfig]]]"
+) -> None:
+    """The runs in tables, one for each group of `title: {name: run}`."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from selattn.training.runs import GROUPS, RUNS
-
-    if not any(containing in name for name in RUNS):
-        raise SelattnError(f"no run has {containing!r} in its name; see 'selattn train --list'")
-    for group in GROUPS:
-        table = Table(
-            title=group.title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
+    if not any(containing in name for runs in groups.values() for name in runs):
+        raise SelattnError(f"no run has {containing!r} in its name: --list alone lists all")
+    for title, runs in groups.items():
+        table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("run", no_wrap=True)
         table.add_column("attention")
         for name in ("size", "context", "batch", "steps"):
             table.add_column(name, justify="right", no_wrap=True)
-        for name, make in group.runs.items():
+        for name, make in runs.items():
             if containing in name:
                 config = make()
                 model = config.model
@@ -67,13 +65,9 @@ def show(console: "Console", config: "RunConfig") -> None:
     from rich.table import Table
 
     from selattn.training.describe import descriptions
-    from selattn.training.model import model_config
     from selattn.training.overrides import fields
-    from selattn.training.t5 import T5Settings, settings_class, t5_settings
 
-    model, about = model_config(config), descriptions(config)
-    if settings_class(config) is T5Settings:
-        model = t5_settings(config)
+    model, about = config.maker().settings(config), descriptions(config)
     table = Table(title=config.name, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
     table.add_column("field", no_wrap=True)
     table.add_column("value", overflow="fold", max_width=24)

@@ -1,4 +1,4 @@
-"""The tables of `selattn eval` and `selattn seeds`."""
+"""The tables of `selattn eval`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluation.curve import Point
-    from selattn.evaluation.results import Comparison, Evaluated, MeasuredCurve, Tradeoff
-    from selattn.report.seeds import MergedSearches, MergedTradeoff, SeedsCurve, SeedsPoint
+    from selattn.evaluation.results import Comparison, Evaluated, Tradeoff
 
 
 def show_files(console: Console, **files: Path | None) -> None:
@@ -50,7 +48,7 @@ def show_tasks(models: Sequence[Evaluated], console: Console) -> None:
     """A section for each task, with a line for each model."""
     from rich.table import Table
 
-    from selattn.report.words import percent
+    from selattn.views.words import percent
 
     table = Table(title="multiple choice, % right ± standard error", title_justify="left")
     table.add_column("task (questions)")
@@ -67,42 +65,20 @@ def show_tasks(models: Sequence[Evaluated], console: Console) -> None:
     console.print(table)
 
 
-def show_curves(found: Tradeoff | MergedTradeoff, console: Console) -> None:
+def show_curves(found: Tradeoff, console: Console) -> None:
     """Where each curve reaches the baseline's loss."""
     from rich.table import Table
 
-    from selattn.report.words import factor
+    from selattn.views.words import factor
 
     for text in found.texts:
         table = Table("curve", title=text, title_justify="left")
         for heading in ("largest: loss", "smallest: loss", "memory factor at the baseline's loss"):
             table.add_column(heading, justify="right")
-        curves: Sequence[MeasuredCurve | SeedsCurve] = found.curves
-        for curve in curves:
-            points: list[Point | SeedsPoint] = sorted(curve.points, key=lambda point: -point.kv_size)
+        for curve in found.curves:
+            points = sorted(curve.points, key=lambda point: -point.kv_size)
             ends = [f"{point.kv_size:g}: {point.loss[text]:.4f}" for point in (points[0], points[-1])]
             table.add_row(curve.name, *ends, factor(curve.at_the_baselines_loss.get(text)))
         console.print(table)
         if found.baseline is not None:
             console.print(f"baseline {found.baseline.name}: {found.baseline.loss[text]:.4f}", soft_wrap=True)
-
-
-def show_searches(found: MergedSearches, console: Console) -> None:
-    """A line for each seed, and the mean."""
-    from rich.table import Table
-
-    paths = [Path(row.record) for row in found.searches]
-    names = [path.stem for path in paths]
-    if len(set(names)) < len(names):
-        names = [str(path) for path in paths]
-    table = Table("", "budgets")
-    table.columns[0].overflow = "fold"
-    for heading in ("memory factor", *found.report):
-        table.add_column(heading, justify="right")
-    for name, row in zip(names, found.searches, strict=True):
-        bound = "≥ " if row.at_floor and row.search_limit is not None else ""
-        losses = [f"{loss:.4f}" for loss in row.report.values()]
-        table.add_row(name, " ".join(map(str, row.budgets)), f"{bound}{row.memory_factor:.2f}", *losses)
-    table.add_section()
-    table.add_row("mean", "", f"{found.memory_factor:.2f}", *(f"{loss:.4f}" for loss in found.report.values()))
-    console.print(table)

@@ -1,10 +1,10 @@
-"""`selattn data`: look at a task or a source of text, or turn a source into token stores."""
+"""`selattn data`: look at a source of text, or turn it into token stores."""
 
 import argparse
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._text import READING, add_reading_options
+from selattn.cli._text import add_reading_options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -17,15 +17,13 @@ VOCABULARY = 8000  # tokens of a tokenizer that is trained
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `selattn data` and its options to the command line."""
-    parser = subparsers.add_parser("data", help="look at tasks and texts, build token stores", description=__doc__)
+    parser = subparsers.add_parser("data", help="look at texts, build token stores", description=__doc__)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="<action>", required=True)
 
-    show = actions.add_parser("show", help="print a few samples", description="Print a few samples of a task or text.")
-    show.add_argument("name", help="variable-assignment, copy, parity, or a source of text as in `build`")
+    show = actions.add_parser("show", help="print a few documents", description="Print a few documents of a text.")
+    show.add_argument("name", help="a source of text as in `build`")
     show.add_argument("--samples", type=_options.whole(1), default=3, metavar="N", help="how many (default: 3)")
-    show.add_argument("--seed", type=_options.seed, help="of a task (default: 0)")
-    show.add_argument("--set", action="append", default=[], metavar="NAME=N", help="a setting of a task; repeatable")
-    show.add_argument("--split", help="of a text (default: train)")
+    show.add_argument("--split", default="train", help="default: train")
     _reading_options(show)
 
     build = actions.add_parser("build", help="tokenize a text", description="Turn a text into token stores.")
@@ -58,16 +56,11 @@ def run(args: argparse.Namespace) -> int:
     """Print samples, or build a token store; the exit code."""
     from rich.console import Console
 
-    from selattn.cli._samples import read_with, show_task, show_text
-    from selattn.data import TASKS
+    from selattn.cli._samples import read_with, show_text
 
     console = Console(highlight=False)
     if args.action == "build":
         build(args, read_with(args, args.source), console)
-    elif args.name in TASKS:
-        _options.refuse(args, ["split", *READING, "limit"], f"{args.name} is a task, no text")
-        _options.fill(args, {"seed": 0})
-        show_task(args, console)
     else:
         show_text(args, console)
     return 0

@@ -15,15 +15,15 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.report.explorer import Page
-    from selattn.report.trace import Run
+    from selattn.views.explorer import Page
+    from selattn.views.trace import Run
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn explore` and its options to the command line."""
     parser = subparsers.add_parser("explore", help="see what is forgotten, in the browser", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one, or two to be compared")
-    parser.add_argument("--text", metavar="FILE", help="a file, 'paper' (the default), or 'sample' of a synthetic task")
+    parser.add_argument("--text", metavar="FILE", help="a file, 'paper', or 'sample' (the model's own, if it has one)")
     parser.add_argument("--out", type=_options.path, metavar="FILE", help="write the page there")
     parser.add_argument("--policies", nargs="+", metavar="POLICY", help="who leaves (default: selective h2o window+4)")
     parser.add_argument(
@@ -43,12 +43,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.serve:
         _options.refuse(args, ["port"], "it belongs to --serve")
 
-    from selattn.report.reading import given_text
+    from selattn.evaluation.subjects import Subject
     from selattn.utils.records import check_output
+    from selattn.views.reading import given_text
 
     check_output(args.out)
     read = _reader(args)
-    page = read(given_text(args.text or _default(args.models[0])))
+    page = read(given_text(args.text, Subject.parse(args.models[0]).loaded))
     if args.serve:
         _serve(page, read, args.port or 0)
         return 0
@@ -62,9 +63,9 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     """What makes a page of a text: the models are loaded once."""
     from rich.console import Console
 
+    from selattn.cache import make_policy
     from selattn.evaluation.subjects import Subject
-    from selattn.eviction import make_policy
-    from selattn.report.explorer import explore
+    from selattn.views.explorer import explore
 
     subjects = [Subject.parse(name) for name in args.models]
     also: list[Run] = [
@@ -81,16 +82,8 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     return read
 
 
-def _default(model: str) -> str:
-    """The paper's text, or for a model without a tokenizer a sample of its task."""
-    from selattn.evaluation.subjects import Subject
-    from selattn.report.reading import SAMPLE
-
-    return "paper" if Subject.parse(model).loaded.reads_text else SAMPLE
-
-
 def _serve(page: Page, read: Callable[[str], Page], port: int) -> None:
-    from selattn.report.explorer.server import Server
+    from selattn.views.explorer.server import Server
 
     with Server(page, read, port) as server:
         print(f"{server.url} (Ctrl-C ends it)", flush=True)

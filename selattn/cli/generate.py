@@ -13,7 +13,7 @@ from selattn.cli._prompt import read_prompt
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.eviction import Budgets
+    from selattn.cache import Budgets
     from selattn.models.loading import Loaded
     from selattn.models.seam import KVCache
 
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 
     import torch
 
+    from selattn.cache import import_policy, make_policy
     from selattn.evaluation.subjects import check_budgets, read_budgets
-    from selattn.eviction import import_policy, make_policy
     from selattn.models.generation import continued
     from selattn.models.loading import load
     from selattn.models.sampling import greedy, sampler

@@ -5,7 +5,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TextIO
 
@@ -15,16 +15,12 @@ from selattn.cli import (
     bench,
     convert,
     data,
-    demo,
     eval,
     explore,
     generate,
     info,
     plot,
     prune,
-    reproduce,
-    seeds,
-    study,
     train,
     zoo,
 )
@@ -36,16 +32,12 @@ COMMANDS = {
     "bench": bench,
     "convert": convert,
     "data": data,
-    "demo": demo,
     "eval": eval,
     "explore": explore,
     "generate": generate,
     "info": info,
     "plot": plot,
     "prune": prune,
-    "reproduce": reproduce,
-    "seeds": seeds,
-    "study": study,
     "train": train,
     "zoo": zoo,
 }
@@ -91,12 +83,17 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
+    return guarded(dispatch, sys.argv[1:] if argv is None else argv)
+
+
+def guarded(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+    """The exit code of a command; bad input is one line on standard error."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show a bar character shows a question mark; it does not get a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
         try:
-            return dispatch(sys.argv[1:] if argv is None else argv)
+            return command(argv)
         finally:
             sys.stdout.flush()  # here, where it can be told what is wrong: Python's own at exit is too late for that
     except SelattnError as error:

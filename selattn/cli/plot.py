@@ -1,6 +1,6 @@
 """`selattn plot`: the paper's pictures for any model and any text, as PNG, SVG or PDF.
 
-Of one text (--text FILE, 'paper' for the paper's own example, 'sample' for models of a synthetic task):
+Of one text (--text FILE, 'paper' for the paper's own example, 'sample' for the one beside a model):
   tokens         what one token finds struck through by masking (red) and lit by attention (blue)
   masking        F of each layer; greener is lower
   words          the last row's masking over the words of the text, layer by layer
@@ -9,8 +9,8 @@ Of one text (--text FILE, 'paper' for the paper's own example, 'sample' for mode
 Of many texts (--text FILE, a folder, or a source as `selattn eval --data` takes it; --rows N of them):
   masking-mean   F of each layer, a mean
   stability      the means of two training runs
-Of records: tradeoff (of `selattn eval --curve`), search (of `selattn prune`), curves and scaling (of `selattn study`,
-or training_record.json).
+Of records: tradeoff (of `selattn eval --curve`), search (of `selattn prune`), curves and scaling (of
+training_record.json).
 
 Instead of a model, a record that --record wrote draws the same figure again without the model.
 """
@@ -53,15 +53,15 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--rows", type=_options.whole(1), metavar="N", help="texts of a mean (default: 100)")
     parser.add_argument("--split", help="of a source of many texts (default: validation)")
-    parser.add_argument("--seed", type=_options.seed, help="of a sample, or of the order of many texts (default: 0)")
+    parser.add_argument("--seed", type=_options.seed, help="of the order of many texts (default: 0)")
     parser.add_argument("--title", help="instead of the one that is made of the model's name")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw, and say where it is."""
     from selattn.cli._plot import of_a_text, of_many, of_records
-    from selattn.report.figure import check_format, write_figure
     from selattn.utils.suggest import unknown
+    from selattn.views.figure import check_format, write_figure
 
     known = [*OF_A_TEXT, *OF_MANY, *OF_RECORDS]
     if args.figure not in known:
@@ -94,4 +94,4 @@ def check_options(args: argparse.Namespace) -> None:
     elif all(subject.endswith(".json") for subject in args.subjects):
         _options.refuse(args, ["text", "tokens", "rows", "split", "seed"], "what a record holds was read before")
     if args.figure in OF_A_TEXT:
-        _options.refuse(args, ["rows", "split"], f"{args.figure} is of one text")
+        _options.refuse(args, ["rows", "split", "seed"], f"{args.figure} is of one text")

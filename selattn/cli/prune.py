@@ -64,8 +64,8 @@ def run(args: argparse.Namespace) -> int:
     from selattn.pruning import parse_until, prune
     from selattn.pruning.display import SearchDisplay
     from selattn.pruning.run import FIGURE, RECORD, default_folder
-    from selattn.report.search_path import draw_path
     from selattn.utils.distributed import Team
+    from selattn.views.search_path import draw_path
 
     _options.check_files(args, ["record", "html"])
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
@@ -101,8 +101,8 @@ def run(args: argparse.Namespace) -> int:
 def write_report(record: Path, file: Path) -> None:
     """The report of a search, from its record."""
     from selattn.pruning.record import SearchRecord
-    from selattn.report.html.search import search_report
     from selattn.utils.records import Provenance, read_body
+    from selattn.views.html.search import search_report
 
     search_report(read_body(record, SearchRecord), read_body(record, Provenance)).save(file)
 
@@ -111,7 +111,7 @@ def summarize(console: Console, pruned: Pruned, until: Until, out: Path) -> None
     """The budgets, the factor, and the losses on unseen rows."""
     from rich.table import Table
 
-    from selattn.eviction.budgets import SMALLEST
+    from selattn.cache.budgets import SMALLEST
 
     step = pruned.step
     console.print(f"[bold]{step.factor:.2f} times less memory[/]: K = {list(step.budgets)}, sum {sum(step.budgets):,}")

@@ -10,6 +10,7 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from rich.console import Console
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `selattn train` and its options to the command line."""
     parser = subparsers.add_parser("train", help="train a model: a named run, any field of it set", description=__doc__)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="name of the run, see --list")
+    parser.add_argument("run", nargs="?", metavar="RUN", help="name of the run, see --list, or MODULE:NAME")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting; `--set` itself may be left out"
     )
@@ -34,19 +35,25 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
 
 def run(args: argparse.Namespace) -> int:
     """List, show or train."""
+    from selattn.training.presets import RUNS, find_run
+
+    return carry_out(args, find_run, {"Text on a laptop": RUNS})
+
+
+def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", groups: "Any") -> int:
+    """The same with runs by other names."""
     from rich.console import Console
 
     from selattn.cli._runs import list_runs, show
     from selattn.training.overrides import override
-    from selattn.training.runs import find_run
 
     console = Console(highlight=False)
     if args.list:
         _options.refuse(args, ["set", "out", "resume", "overwrite", "show", "html"], "--list only lists the runs")
-        list_runs(console, args.run or "")
+        list_runs(console, args.run or "", groups)
         return 0
     if args.run is None:
-        raise SelattnError("no run given; see 'selattn train --list'")
+        raise SelattnError("no run given: give one that --list lists")
     if args.resume and args.overwrite:
         raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
     config = override(find_run(args.run), args.set)
@@ -55,10 +62,10 @@ def run(args: argparse.Namespace) -> int:
         show(console, config)
         return 0
     _options.check_files(args, ["html"])
-    return carry_out(config, args)
+    return trained(config, args)
 
 
-def carry_out(config: "RunConfig", args: argparse.Namespace) -> int:
+def trained(config: "RunConfig", args: argparse.Namespace) -> int:
     """Train with a bar, and say how it ended."""
     from rich.console import Console
 
@@ -68,7 +75,7 @@ def carry_out(config: "RunConfig", args: argparse.Namespace) -> int:
     from selattn.training.launch import resume_command
     from selattn.utils.distributed import leads
 
-    folder = args.out or f"runs/{args.run}"
+    folder = args.out or f"runs/{config.name}"
     display = make_display(config.name)
     finished = train(config, folder, resume=args.resume, overwrite=args.overwrite, display=display)
     if not leads():
@@ -88,9 +95,9 @@ def carry_out(config: "RunConfig", args: argparse.Namespace) -> int:
 
 def write_report(finished: "Finished", file: "Path") -> None:
     """The report of a run, from its record and its log."""
-    from selattn.report.html.training import training_report
     from selattn.training.folder import LOG, MODEL, RECORD, read_log
     from selattn.utils.records import read_record
+    from selattn.views.html.training import training_report
 
     record = read_record(finished.folder / MODEL / RECORD)
     training_report(record, read_log(finished.folder / LOG), str(finished.folder)).save(file)

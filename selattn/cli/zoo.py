@@ -4,9 +4,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from selattn.cli import _options
-from selattn.errors import SelattnError
-
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -15,52 +12,15 @@ RECORD = "training_record.json"
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     """Add `selattn zoo` and its options to the command line."""
-    parser = subparsers.add_parser("zoo", help="the small trained models", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="with --make: which ones (default: all)")
-    parser.add_argument("--make", action="store_true", help="train and export the models that are missing")
-    parser.add_argument(
-        "--source", type=_options.name, metavar="TEXT", help="with --make: what the language models read"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="with --make: a setting of every run"
-    )
-    parser.add_argument(
-        "--runs", type=_options.path, metavar="FOLDER", help="with --make: of the runs (default: runs/zoo)"
-    )
+    subparsers.add_parser("zoo", help="the small trained models", description=__doc__)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the models, or make them."""
+    """List the models."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if args.make:
-        code = make(args, console)
-        if code:
-            return code
-    elif args.names or _options.given(args, ["source", "set", "runs"]):
-        raise SelattnError("names and settings go with --make; without it the zoo is listed")
-    list_models(console)
+    list_models(Console(highlight=False))
     return 0
-
-
-def make(args: argparse.Namespace, console: "Console") -> int:
-    """Train and export; an exit code."""
-    from selattn.cli.main import INTERRUPTED
-    from selattn.training.display import make_display
-    from selattn.training.make_zoo import make_zoo, names, reads_text
-    from selattn.utils.suggest import advice
-
-    for name in args.names:
-        if name not in names():
-            raise SelattnError(f"unknown model {name!r}; {advice(name, names())}")
-    if not any(map(reads_text, args.names or names())):
-        _options.refuse(args, ["source"], f"{' and '.join(args.names)} read no text")
-    _options.fill(args, {"runs": Path("runs/zoo")})
-    if make_zoo(args.names or names(), args.source, args.set, args.runs, make_display):
-        return 0
-    console.print("stopped with a checkpoint; the same command goes on")
-    return INTERRUPTED
 
 
 def list_models(console: "Console") -> None:

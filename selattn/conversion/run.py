@@ -13,6 +13,7 @@ from pathlib import Path
 
 from transformers import set_seed
 
+from selattn.cache import make_policy
 from selattn.conversion.config import ConversionRun, conversion_run
 from selattn.conversion.record import AFTER, CONTROL, ORIGINAL, PRUNED, RECORD, UNTRAINED, Budgeted, ConversionRecord
 from selattn.conversion.student import check_teacher, make_student, original_of
@@ -21,7 +22,6 @@ from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import count_tokens, log_perplexity
 from selattn.evaluation.text import Text, TextRows
-from selattn.eviction import make_policy
 from selattn.models.loading import Loaded, load
 from selattn.models.saved import change_config
 from selattn.models.seam import LanguageModel

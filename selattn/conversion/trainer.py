@@ -10,16 +10,17 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
+from selattn.cache import Budgets
 from selattn.conversion.config import ConversionRun
 from selattn.conversion.distill import kl_less_ce
 from selattn.conversion.student import is_form, make_student, merge_adapters, original_of, teacher_of
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 from selattn.models.causal_lm import next_tokens
-from selattn.models.tokenizer import Tokenizer
+from selattn.models.config import SelectiveConfig
 from selattn.training.config import RunConfig
 from selattn.training.course import Course, check_course
-from selattn.training.datasets import Data
+from selattn.training.datasets import Data, prepare
 from selattn.training.display import Display
 from selattn.training.maker import Made
 from selattn.training.memory import Sizes, check_memory
@@ -103,9 +104,13 @@ class Converter:
         hidden = int(getattr(original.config, "hidden_size", 1))
         check_memory(run, devices, device, Sizes(weights, about.vocab_size, about.layers, hidden, frozen=weights))
 
-    def tokenizer(self, run: RunConfig) -> Tokenizer | None:
-        """The tokenizer of the model that is converted."""
-        return original_of(_checked(run).start.model or "").tokenizer
+    def settings(self, run: RunConfig) -> SelectiveConfig:
+        """None of its own: the model is taken as it is."""
+        return SelectiveConfig()
+
+    def prepare(self, run: RunConfig, progress: bool) -> Data:
+        """The run's text, read with the tokenizer of the model that is converted."""
+        return prepare(run, original_of(_checked(run).start.model or "").tokenizer, progress)
 
     def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
         """Student, course, and a trainer that knows the teacher."""

@@ -12,9 +12,9 @@ from typing import Any
 
 from selattn.data.store import VERSION, TokenStore, build_store, open_store
 from selattn.data.text import Reading, division, documents, identity, name_of
+from selattn.data.tokenizer import PIECES, Tokenizer, read_tokenizer
 from selattn.data.vocabulary import train_vocabulary
 from selattn.errors import SelattnError
-from selattn.models.tokenizer import PIECES, Tokenizer, read_tokenizer
 from selattn.utils.folders import cache_folder, make_folder
 from selattn.utils.progress import ProgressLine
 

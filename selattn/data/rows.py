@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from selattn.data.draws import check_seed, shuffled
 from selattn.data.store import TokenStore
-from selattn.data.synthetic.task import IGNORE
+from selattn.data.task import IGNORE
 from selattn.errors import SelattnError
 
 

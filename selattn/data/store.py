@@ -19,8 +19,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
-from selattn.models.tokenizer import Tokenizer
 from selattn.utils.folders import make_folder
 from selattn.utils.progress import ProgressLine
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from selattn.cache import Budgets, import_policy
+from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.kv_size import kv_size
 from selattn.evaluation.losses import log_perplexity
-from selattn.eviction import Budgets, import_policy
-from selattn.eviction.budgets import SMALLEST
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 from selattn.utils.distributed import Team

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selattn.eviction import Budgets, Policy, import_policy
+from selattn.cache import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from selattn.eviction import Budgets, Policy, import_policy, make_policy
+from selattn.cache import Budgets, Policy, import_policy, make_policy
 from selattn.models.kinds import AttentionKind
 from selattn.models.seam import Description
 from selattn.ops.patterns import pattern_visible

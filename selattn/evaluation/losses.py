@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from selattn.cache import Budgets, Policy, import_policy
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
-from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel, LayeredModel
 from selattn.utils.distributed import Team
 

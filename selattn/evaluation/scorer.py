@@ -9,7 +9,7 @@ from typing import Any
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from selattn.eviction import Budgets, Policy
+from selattn.cache import Budgets, Policy
 from selattn.models.seam import LanguageModel
 
 Request = tuple[Any, list[int], list[int]]  # what lm-eval keeps it by, the tokens before the choice, its tokens

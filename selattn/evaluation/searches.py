@@ -10,9 +10,9 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from selattn.cache import Budgets
 from selattn.errors import SelattnError, shortened
 from selattn.evaluation.text import Searched, Text
-from selattn.eviction import Budgets
 from selattn.utils.journal import whole_lines
 from selattn.utils.typed import KindError, MissingError, from_json
 

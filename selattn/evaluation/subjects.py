@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from selattn.cache import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from selattn.cache import Budgets, Policy, import_policy
 from selattn.data.files import read_objects
 from selattn.errors import SelattnError
 from selattn.evaluation.results import TaskResult
-from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel
 from selattn.utils.folders import cache_folder
 from selattn.utils.suggest import advice

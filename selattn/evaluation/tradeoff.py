@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from selattn.cache import Budgets
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.curve import Curve, Point, at_losses, halves, measure, nearest
@@ -21,7 +22,6 @@ from selattn.evaluation.results import Baseline, CurveModel, MeasuredCurve, Orig
 from selattn.evaluation.searches import Skip, read_path, read_settings, skip_name, skipped
 from selattn.evaluation.subjects import check_context
 from selattn.evaluation.text import Data, Text, named_texts, text_key
-from selattn.eviction import Budgets
 from selattn.models.loading import Loaded
 from selattn.utils.distributed import Team
 from selattn.utils.progress import Progress, counting, nothing

@@ -6,8 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from selattn.cache import SelectiveCache, attend, defer
-from selattn.eviction import Policy, evictions, in_force
+from selattn.cache import Policy, SelectiveCache, attend, defer, evictions, in_force
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import NewForm, SelectingForm
 from selattn.models.parts import RMSNorm, rotate

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto import modeling_auto
 
+from selattn.data.selective_tokenizer import SelectiveTokenizer
 from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
@@ -17,7 +18,6 @@ from selattn.models.heads import (
     SelectiveForSequenceClassification,
     SelectiveForTokenClassification,
 )
-from selattn.models.selective_tokenizer import SelectiveTokenizer
 from selattn.models.stock.classes import register_configs
 from selattn.models.zoo import from_zoo
 

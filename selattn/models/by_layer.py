@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from selattn.cache import SelectiveCache
-from selattn.eviction import Budgets, Policy
+from selattn.cache import Budgets, Policy, SelectiveCache
 from selattn.models.attention import Context
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel

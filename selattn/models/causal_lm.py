@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
-from selattn.eviction import Budgets, Policy
+from selattn.cache import Budgets, Policy
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.by_layer import ByLayer
 from selattn.models.config import SelectiveConfig

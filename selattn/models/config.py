@@ -9,8 +9,8 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedConfig
 
+from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, make_policy
 from selattn.models.kinds import AttentionKind, layer_kinds
 from selattn.models.rope import read_rope, without_replaced
 from selattn.models.seam import Description, end_tokens
@@ -93,7 +93,7 @@ class SelectiveConfig(PreTrainedConfig):
         memory_tau: tau of M_i.
         cache_budgets: K_l, how many tokens each layer may keep: one number, or one for each layer; None is no limit.
             In force in decoding and, with the same result, in every full forward.
-        cache_policy: who leaves when a layer is full, see `selattn.eviction.POLICIES`.
+        cache_policy: who leaves when a layer is full, see `selattn.cache.POLICIES`.
         backend: the attention backend, see `selattn.ops.backends()`.
         use_cache: whether a forward returns a cache.
         pad_token_id: of padding.

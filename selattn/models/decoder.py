@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from selattn.cache import SelectiveCache
+from selattn.cache import NEVER, Budgets, Policy, SelectiveCache
 from selattn.errors import SelattnError
-from selattn.eviction import NEVER, Budgets, Policy
 from selattn.models.attention import Context
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig

@@ -7,9 +7,8 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
-from selattn.cache import SelectiveCache
+from selattn.cache import Budgets, Policy, SelectiveCache, make_policy
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, Policy, make_policy
 
 EVICTION = ("cache_budgets", "cache_policy")  # the arguments of `forward` and `generate`
 

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models.loading import FORMATS, Loaded, find_folder
 from selattn.models.seam import Description, LanguageModel
-from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 
 NOWHERE = Path(os.devnull) / "nowhere"  # the folder of a model that has none: nothing can be there
 

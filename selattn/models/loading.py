@@ -22,15 +22,15 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from selattn.cache import Budgets
+from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 from selattn.models.config import SelectiveConfig
 from selattn.models.seam import Description, LanguageModel
 from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import StockFormat
 from selattn.models.stock.gguf import SUFFIX, GgufFormat
 from selattn.models.stock.llama2c import Llama2cFormat
-from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
 from selattn.utils.inputs import digest, read_json

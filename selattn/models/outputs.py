@@ -25,7 +25,7 @@ class SelectiveModelOutput(BaseModelOutputWithPast):
             that do not select. With `output_kept=True`.
         f: F [B, S, N, M] of each layer, None for layers that do not select; with `output_f=True`. From
             a cache it is NaN for tokens that have left.
-        evicted_at: [B, P, N] of each layer, the row from which a token is gone, `selattn.eviction.NEVER` if it stays;
+        evicted_at: [B, P, N] of each layer, the row from which a token is gone, `selattn.cache.NEVER` if it stays;
             P is 1, or the number of key-value heads where each evicts on its own. With `output_evictions=True`.
     """
 

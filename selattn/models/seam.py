@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from selattn.eviction import Budgets, Policy
+from selattn.cache import Budgets, Policy
 from selattn.models.kinds import AttentionKind
 
 

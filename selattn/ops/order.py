@@ -1,6 +1,6 @@
 """Who leaves when: what the eviction order is computed from, what it is, and the rule for one row.
 
-A policy is anything with the attributes of `Ranking`; `selattn.eviction` has those that there are. Backends compute the
+A policy is anything with the attributes of `Ranking`; `selattn.cache` has those that there are. Backends compute the
 order (`OrderRequest` -> `Order`) and a step of decoding (`StepRequest`) by it, and so need to know no more of a policy.
 
 Shapes: B batch, H query heads, G key-value heads, n queries, which are the last n of M entries (tokens in the order of

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from selattn.cache import Budgets, Policy, policy_name
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
@@ -16,7 +17,6 @@ from selattn.evaluation.losses import log_perplexity
 from selattn.evaluation.searches import SearchSettings, Step
 from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
-from selattn.eviction import Budgets, Policy, policy_name
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
 from selattn.pruning.path import append, begin, chosen, claimed, past_steps

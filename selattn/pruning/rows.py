@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from selattn.cache import Policy
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.searches import Step
-from selattn.eviction import Policy
 from selattn.models.seam import LanguageModel
 from selattn.pruning.job import SearchProgress, silent
 from selattn.pruning.path import chosen

@@ -11,11 +11,11 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from selattn.cache import Policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
 from selattn.evaluation.searches import PATH, SETTINGS
 from selattn.evaluation.subjects import BUDGETS
 from selattn.evaluation.text import Text
-from selattn.eviction import Policy, import_policy, make_policy, policy_name
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
 from selattn.pruning.job import Job, Pruned, SearchProgress, carry_out, silent

@@ -21,9 +21,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluation.searches import Step, Work
-from selattn.eviction.budgets import SMALLEST
 from selattn.pruning.trials import Trials
 from selattn.pruning.whole import WholeTrials
 

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from selattn.cache import Policy, import_policy
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import count_tokens, head_loss
-from selattn.eviction import Policy, import_policy
 from selattn.models.seam import LayeredModel
 from selattn.utils.distributed import Team
 from selattn.utils.memory import available_memory

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from selattn.cache import Budgets, Policy, import_policy
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.losses import batch_loss, count_tokens
-from selattn.eviction import Budgets, Policy, import_policy
 from selattn.models.seam import LanguageModel, LayeredModel
 from selattn.pruning.trials import Trials
 from selattn.utils.distributed import Team

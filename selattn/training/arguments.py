@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from selattn.errors import SelattnError
-from selattn.training.config import RunConfig, SpanData
+from selattn.training.config import RunConfig
 from selattn.utils.distributed import world_size
 
 _DECAY = {
@@ -103,7 +103,7 @@ def _sharding(run: RunConfig) -> dict[str, Any]:
         return {}
     config = {
         "version": 2,
-        "transformer_layer_cls_to_wrap": ["T5Block" if isinstance(run.data, SpanData) else "SelectiveDecoderLayer"],
+        "transformer_layer_cls_to_wrap": [run.layer_class],
         "activation_checkpointing": run.machine.recompute,
     }
     return {"fsdp": True, "fsdp_config": config}

@@ -11,12 +11,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from selattn.data.spans import Spans
-from selattn.data.synthetic import Task
+from selattn.data.task import Task
 from selattn.data.text import Reading
 from selattn.errors import SelattnError, shortened
+
+if TYPE_CHECKING:
+    from selattn.training.maker import Maker
 
 _LARGEST = 10**15  # of any setting: their products are counted in 64 bits
 _MOST_WORKERS, _MOST_LAYERS = 1024, 100_000
@@ -51,6 +53,8 @@ class TextData:
         context: tokens in a row.
     """
 
+    kind: ClassVar[str] = "text"  # what a record calls this data
+
     source: str = "embedded"
     column: str = "text"
     separator: str = "blank"
@@ -68,39 +72,6 @@ class TextData:
     def reading(self) -> Reading:
         """How the source is read."""
         return Reading(self.column, self.separator, self.validation, self.limit)
-
-
-@dataclass(frozen=True)
-class SpanData(TextData):
-    """Span corruption of documents of text, with which T5 is trained: the model of such a run is a T5.
-
-    Args:
-        source: what `selattn.data.text.documents` takes: a name (c4, wikitext, lm1b, embedded), a file or a folder.
-        column: where `.jsonl` files and the hub have the text.
-        separator: what stands between the documents of a `.txt` file, see `selattn.data.text.Reading`.
-        limit: read at most so many documents.
-        validation: the share of documents that is held out, where the source has no validation part of its own.
-        tokenizer: a folder with a tokenizer, or a SentencePiece model; None trains one on the training documents.
-        vocabulary: tokens of a trained tokenizer; a given one must have as many. The sentinels come on top.
-        layout: "packed": documents stand one after another, as in T5.
-        context: tokens of the encoder's input; the decoder's are 0.22 times as many with T5's noise.
-        noise: the share of the text that the decoder has to say.
-        span: the mean length of a span of it.
-    """
-
-    layout: Literal["documents", "packed"] = "packed"
-    noise: float = 0.15
-    span: float = 3.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layout != "packed":
-            raise SelattnError("data.layout of span corruption is packed: documents stand one after another, as in T5")
-        self.spans()
-
-    def spans(self) -> Spans:
-        """How much of a row is noise."""
-        return Spans(self.context, self.noise, self.span)
 
 
 @dataclass(frozen=True)
@@ -298,13 +269,15 @@ class RunConfig:
 
     Args:
         name: of the run.
-        model: settings of `SelectiveConfig`, or of `T5Settings` with span corruption.
+        model: settings of `SelectiveConfig`.
             The vocabulary and the context size follow from the data unless given;
             with `start.model` these settings change those of that model, except for its architecture.
         data: text, or a synthetic task.
         seed: of the initial weights, of dropout and of the order of the data.
         log_every: steps between records in the log.
     """
+
+    layer_class: ClassVar[str] = "SelectiveDecoderLayer"  # the module that FSDP wraps
 
     name: str
     data: TextData | Task
@@ -345,9 +318,21 @@ class RunConfig:
             if isinstance(value, Mapping):
                 value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
             found[at.name] = value
-        kind = "spans" if isinstance(self.data, SpanData) else "text" if isinstance(self.data, TextData) else None
-        found["data"] = {"kind": kind or self.data.name, **found["data"]}  # type: ignore[union-attr]
+        kind = self.data.kind if isinstance(self.data, TextData) else self.data.name
+        found["data"] = {"kind": kind, **found["data"]}
         return found
+
+    def maker(self) -> Maker:
+        """What makes the data and the model of the run; a subclass for another kind of model has its own."""
+        from selattn.training.maker import Decoders
+
+        return Decoders()
+
+    def model_settings(self) -> type:
+        """The class whose fields `model.NAME` sets."""
+        from selattn.models import SelectiveConfig
+
+        return SelectiveConfig
 
 
 def current_names(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from selattn.cache import Budgets
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 from selattn.training.config import RunConfig
 from selattn.training.record import InForce
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -12,25 +13,20 @@ from selattn.data import (
     DocumentRows,
     PackedRows,
     Shuffled,
-    SpanSamples,
     Task,
-    TextRows,
     Tokenizer,
     TokenStore,
-    VariableAssignment,
     read_tokenizer,
-    sentinels_of,
     store_for,
     tokenizer_for,
-    with_sentinels,
 )
 from selattn.errors import SelattnError
-from selattn.training.config import RunConfig, SpanData, TextData
+from selattn.training.config import RunConfig, TextData
 
 Rows = Dataset[dict[str, Tensor]]
 
 # Samples of a task to evaluate on come from seeds that no run can have.
-_VALIDATION, _OUT_OF_DISTRIBUTION = 2**64 - 1, 2**64 - 2
+VALIDATION, _OUT_OF_DISTRIBUTION = 2**64 - 1, 2**64 - 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +47,13 @@ class Data:
     tokenizer: Tokenizer | None = None
     checksums: Mapping[str, str] = field(default_factory=dict)
 
+    def save_reader(self, folder: Path) -> None:
+        """Put beside a model what it reads with: the tokenizer, and of a task a sample, too."""
+        if self.tokenizer is not None:
+            self.tokenizer.save_pretrained(folder)
+        if self.task is not None:
+            self.task.save_reader(folder)
+
 
 def prepare(run: RunConfig, tokenizer: Tokenizer | None = None, progress: bool = False) -> Data:
     """The data of a run. `tokenizer` is what text is read with if the run names none."""
@@ -62,14 +65,27 @@ def prepare(run: RunConfig, tokenizer: Tokenizer | None = None, progress: bool =
 def _task(run: RunConfig, task: Task) -> Data:
     """Samples are random as they are, so none is drawn twice and nothing is shuffled."""
     rows = run.evaluation.rows
-    validation = {"validation": task.dataset(_VALIDATION, rows)}
-    if isinstance(task, VariableAssignment) and task.values > 2:  # the paper tests with 2 values
-        validation["out_of_distribution"] = task.out_of_distribution().dataset(_OUT_OF_DISTRIBUTION, rows)
-    return Data(task.dataset(run.seed, _samples(run)), validation, task=task)
+    validation = {"validation": task.dataset(VALIDATION, rows)}
+    if (shifted := task.shifted()) is not None:
+        validation["out_of_distribution"] = shifted.dataset(_OUT_OF_DISTRIBUTION, rows)
+    return Data(task.dataset(run.seed, samples(run)), validation, task=task)
 
 
 def _text(run: RunConfig, text: TextData, tokenizer: Tokenizer | None, progress: bool) -> Data:
-    """Token stores, made at the first time; each pass over the rows has an order of its own."""
+    """Each pass over the training rows has an order of its own."""
+    tokenizer, stores = stores_of(text, tokenizer, progress)
+    layout = DocumentRows if text.layout == "documents" else PackedRows
+    train, validation = (layout(store, text.context) for store in stores.values())
+    return Data(
+        Shuffled(train, run.seed, samples(run)),
+        {"validation": validation},
+        tokenizer=tokenizer,
+        checksums={split: store.checksum for split, store in stores.items()},
+    )
+
+
+def stores_of(text: TextData, tokenizer: Tokenizer | None, progress: bool) -> tuple[Tokenizer, dict[str, TokenStore]]:
+    """The tokenizer of a text and the store of each split, made when they are first asked for."""
     reading = text.reading()
     if text.tokenizer is not None:
         tokenizer = read_tokenizer(text.tokenizer)
@@ -83,30 +99,9 @@ def _text(run: RunConfig, text: TextData, tokenizer: Tokenizer | None, progress:
     stores = {
         split: store_for(text.source, tokenizer, split, reading, progress=progress) for split in ("train", "validation")
     }
-    checksums = {split: store.checksum for split, store in stores.items()}
-    if isinstance(text, SpanData):
-        return _spans(run, text, stores, with_sentinels(tokenizer), checksums)
-    layout = DocumentRows if text.layout == "documents" else PackedRows
-    train, validation = (layout(store, text.context) for store in stores.values())
-    return Data(
-        Shuffled(train, run.seed, _samples(run)), {"validation": validation}, tokenizer=tokenizer, checksums=checksums
-    )
+    return tokenizer, stores
 
 
-def _spans(
-    run: RunConfig, data: SpanData, stores: Mapping[str, TokenStore], tokenizer: Tokenizer, checksums: dict[str, str]
-) -> Data:
-    """Span corruption: other noise in each pass over the training rows, and the same one whenever it is evaluated."""
-    spans = data.spans()
-    train, validation = (TextRows(store, spans.tokens) for store in stores.values())
-    marks = (sentinels_of(tokenizer), tokenizer.eos_id)
-    return Data(
-        SpanSamples(train, spans, *marks, run.seed, _samples(run)),
-        {"validation": SpanSamples(validation, spans, *marks, _VALIDATION)},
-        tokenizer=tokenizer,
-        checksums=checksums,
-    )
-
-
-def _samples(run: RunConfig) -> int:
+def samples(run: RunConfig) -> int:
+    """How many rows the run takes, over all steps."""
     return run.schedule.steps * run.batch.size

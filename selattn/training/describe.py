@@ -7,7 +7,6 @@ import inspect
 import re
 
 from selattn.training.config import RunConfig
-from selattn.training.t5 import settings_class
 
 _ENTRY = re.compile(r"    (\w+): (.+)")
 
@@ -19,7 +18,7 @@ def descriptions(run: RunConfig) -> dict[str, str]:
     for at in dataclasses.fields(run):
         value = getattr(run, at.name)
         if at.name == "model":
-            found |= {f"model.{name}": text for name, text in arguments(settings_class(run)).items()}
+            found |= {f"model.{name}": text for name, text in arguments(run.model_settings()).items()}
         elif dataclasses.is_dataclass(value):
             found |= {f"{at.name}.{name}": text for name, text in arguments(type(value)).items()}
         elif at.name in own:

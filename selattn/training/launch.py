@@ -6,7 +6,6 @@ import contextlib
 import os
 import shlex
 import signal
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +20,18 @@ from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.arguments import training_arguments
 from selattn.training.config import RunConfig
-from selattn.training.datasets import Data, prepare
+from selattn.training.datasets import Data
 from selattn.training.display import Display
-from selattn.training.maker import Made, Maker, NewModels
+from selattn.training.maker import Made, Maker
 from selattn.training.overrides import override
+from selattn.training.presets import find_run
 from selattn.training.record import Score, TrainingLosses, TrainingRecord
-from selattn.training.runs import find_run
 from selattn.training.trainer import SelectiveTrainer
 from selattn.utils.distributed import Team
 from selattn.utils.files import writing
 from selattn.utils.folders import make_folder
 from selattn.utils.memory import keep_freed_memory
-from selattn.utils.records import write_record
+from selattn.utils.records import command_line, write_record
 from selattn.utils.typed import from_json
 
 _T = TypeVar("_T")
@@ -75,17 +74,17 @@ def train(
     """Carry out a run in `folder`.
 
     Args:
-        run: the whole configuration, or the name of a shipped run.
+        run: the whole configuration, or what `find_run` takes: a name, or MODULE:NAME.
         folder: where everything goes; see `selattn.training.folder`.
         settings: changes to it: `optimizer.lr=1e-3`.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
         data: the rows, if they are not to be prepared from the run's settings.
         display: what is shown; None shows nothing.
-        maker: how the model comes about, and what trains it; None is a decoder of ours.
+        maker: how data and model come about, and what trains them; None is the run's own.
     """
-    maker = maker or NewModels()
     run = override(find_run(run) if isinstance(run, str) else run, settings)
+    maker = maker or run.maker()
     folder = Path(folder)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
@@ -99,7 +98,7 @@ def train(
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
         maker.check_memory(run, args.world_size, args.device)
-        data = data or prepare(run, maker.tokenizer(run), progress=display.shows)
+        data = data or maker.prepare(run, display.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)
         _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
@@ -142,9 +141,8 @@ def _carry_out(
 
 def resume_command() -> str:
     """The command line that was given, with --resume."""
-    program = Path(sys.argv[0]).name
-    words = ["python", "-m", "selattn"] if program == "__main__.py" else [program]
-    return shlex.join([*words, *(word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")), "--resume"])
+    words = [word for word in command_line() if word not in ("--resume", "--overwrite")]
+    return shlex.join([*words, "--resume"])
 
 
 def _by_one(folder: Path, act: Callable[[], _T]) -> _T:
@@ -174,8 +172,7 @@ def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
         def fill(part: Path) -> None:
             model.save_pretrained(part, state_dict=state)
             trainer.note_changes(part, step)
-            if trainer.data.tokenizer is not None:
-                trainer.data.tokenizer.save_pretrained(part)
+            trainer.data.save_reader(part)
             write_record(part / run_folder.RECORD, _record(trainer, step, seconds), trainer.run.seed)
 
         make_folder(folder / run_folder.MODEL, fill)

@@ -1,4 +1,4 @@
-"""How the model of a run comes about, and what trains it: a decoder of ours, or what another room makes."""
+"""How the data and the model of a run come about, and what trains them: a decoder here, others elsewhere."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
+from selattn.data.tokenizer import Tokenizer
 from selattn.models.loading import load
-from selattn.models.tokenizer import Tokenizer
-from selattn.training.config import RunConfig, SpanData
+from selattn.training.config import RunConfig
 from selattn.training.course import Course, check_course
+from selattn.training.datasets import Data, prepare
 from selattn.training.memory import check_memory
 from selattn.training.model import make_model, model_config
-from selattn.training.t5 import t5_ends
 from selattn.training.trainer import SelectiveTrainer
 
 
@@ -34,33 +34,40 @@ class Made:
 
 
 class Maker(Protocol):
-    """Makes the model of a run. Nothing is written here, so that bad input leaves nothing behind."""
+    """Makes data and model of a run. Nothing is written here, so that bad input leaves nothing behind."""
+
+    def settings(self, run: RunConfig) -> Any:
+        """An object with a value for each setting `model.NAME`, defaults included."""
 
     def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
         """Raise if a step cannot fit into memory."""
 
-    def tokenizer(self, run: RunConfig) -> Tokenizer | None:
-        """What text is read with if the run names none; None if one is to be trained."""
+    def prepare(self, run: RunConfig, progress: bool) -> Data:
+        """The rows of the run."""
 
     def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
         """The model with its first weights; the seed is set."""
 
 
-class NewModels:
-    """Decoders of ours, new or fine-tuned; or a new T5."""
+class Decoders:
+    """The paper's decoder, new or fine-tuned."""
+
+    def settings(self, run: RunConfig) -> Any:
+        """The model's config."""
+        return model_config(run)
 
     def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
         """By the sizes that the run names."""
         check_memory(run, devices, device)
 
-    def tokenizer(self, run: RunConfig) -> Tokenizer | None:
-        """That of the model that is fine-tuned, if it has one."""
-        found = None if run.start.model is None else load(run.start.model)
-        return found.tokenizer if found is not None and found.reads_text else None
+    def prepare(self, run: RunConfig, progress: bool) -> Data:
+        """The run's data; a model that is fine-tuned brings its tokenizer."""
+        start = None if run.start.model is None else load(run.start.model)
+        tokenizer = start.tokenizer if start is not None and start.reads_text else None
+        return prepare(run, tokenizer, progress)
 
     def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
         """With new weights, or those of `start.model`."""
         config = model_config(run, tokenizer)
-        ends = t5_ends(config) if isinstance(run.data, SpanData) else config
-        check_course(run, ends)
-        return Made(make_model(run, config), Course(run, ends))
+        check_course(run, config)
+        return Made(make_model(run, config), Course(run, config))

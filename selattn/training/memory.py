@@ -14,8 +14,7 @@ import torch
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.models.loading import load
-from selattn.training.config import RunConfig, SpanData, TextData
-from selattn.training.t5 import t5_settings
+from selattn.training.config import RunConfig, TextData
 from selattn.utils.distributed import local_size
 from selattn.utils.memory import available_memory
 
@@ -82,8 +81,6 @@ def needs(run: RunConfig, devices: int, sizes: Sizes | None = None) -> dict[str,
 
 def _sizes(run: RunConfig) -> Sizes:
     """Of the run's model. Not by a config, which holds a list of its layers, however many."""
-    if isinstance(run.data, SpanData):
-        return _t5(run)
     if run.start.model is not None:
         found = load(run.start.model).config.to_dict()
     else:
@@ -96,15 +93,6 @@ def _sizes(run: RunConfig) -> Sizes:
     if found["intermediate_size"] is None:
         found["intermediate_size"] = 8 * found["hidden_size"] // 3
     return Sizes(_parameters(found), found["vocab_size"], found["num_hidden_layers"], found["hidden_size"])
-
-
-def _t5(run: RunConfig) -> Sizes:
-    """Of encoder and decoder together."""
-    found = t5_settings(run)
-    assert isinstance(run.data, TextData)
-    layers, vocabulary = found.num_layers + found.num_decoder_layers, found.vocab_size or run.data.vocabulary
-    layer = 4 * found.num_heads * found.d_kv + 2 * found.d_ff
-    return Sizes(found.d_model * (vocabulary + layers * layer), vocabulary, layers, found.d_model)
 
 
 def _parameters(model: dict[str, Any]) -> int:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.loading import load
-from selattn.models.tokenizer import Tokenizer
 from selattn.models.weights import load_whole
-from selattn.training.config import ARCHITECTURE, RunConfig, SpanData, TextData
-from selattn.training.t5 import make_t5, t5_config
+from selattn.training.config import ARCHITECTURE, RunConfig, TextData
 
 
-def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> Any:
+def model_config(run: RunConfig, tokenizer: Tokenizer | None = None) -> SelectiveConfig:
     """The model's config. Vocabulary and context size are those of the data unless the run says otherwise."""
-    if isinstance(run.data, SpanData):
-        return t5_config(run, tokenizer)
-    return _decoder_config(run, tokenizer)
-
-
-def _decoder_config(run: RunConfig, tokenizer: Tokenizer | None) -> SelectiveConfig:
     data = run.data
     vocabulary = data.vocabulary if isinstance(data, TextData) else data.vocab_size
     if tokenizer is not None:
@@ -71,8 +64,6 @@ def _check_ramp(name: str, before: SelectiveConfig, after: SelectiveConfig) -> N
 
 def make_model(run: RunConfig, config: Any) -> Any:
     """The model with new weights, or with those of the model that is fine-tuned."""
-    if isinstance(run.data, SpanData):
-        return make_t5(config)
     if run.start.model is None:
         return SelectiveForCausalLM(config)
     return load_whole(load(run.start.model).folder, config=config, dtype="float32")

@@ -11,7 +11,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from selattn.errors import SelattnError, shortened
 from selattn.training.config import ARCHITECTURE, RunConfig
-from selattn.training.t5 import settings_class
 from selattn.utils.suggest import advice
 
 
@@ -40,7 +39,7 @@ def fields(run: RunConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, kind, value in _annotated(run):
         if name == "model":
-            own = inspect.get_annotations(settings_class(run), eval_str=True)  # without what transformers puts in
+            own = inspect.get_annotations(run.model_settings(), eval_str=True)  # without what transformers puts in
             found |= {f"model.{key}": of for key, of in own.items()}
         elif dataclasses.is_dataclass(value):
             found |= {f"{name}.{key}": of for key, of, _ in _annotated(value)}

@@ -314,8 +314,7 @@ class _Keeper(TrainerCallback):
         if state.is_world_process_zero:
             (checkpoint / checkpoints.PROGRESS).write_text(json.dumps(progress))
             trainer.note_changes(checkpoint, state.global_step)
-            if trainer.data.tokenizer is not None:  # so that a checkpoint can be used as a model
-                trainer.data.tokenizer.save_pretrained(checkpoint)
+            trainer.data.save_reader(checkpoint)  # so that a checkpoint can be used as a model
         trainer.accelerator.wait_for_everyone()  # every device has written its own state
         if state.is_world_process_zero:
             if (log := trainer.folder / folder.LOG).exists():

@@ -154,7 +154,7 @@ def write_record(path: str | Path, body: object, seed: int | Sequence[int | None
 def provenance(seed: int | Sequence[int | None] | None) -> Provenance:
     """Of what is measured in this process."""
     return Provenance(
-        command=shlex.join(_command()),
+        command=shlex.join(command_line()),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seed=list(seed) if isinstance(seed, Sequence) else seed,
         **revision(),
@@ -198,9 +198,11 @@ def _written_by(record: Mapping[str, Any]) -> str:
     return f"it was written by '{shortened(record.get('command', 'something unknown'))}'"
 
 
-def _command() -> list[str]:
+def command_line() -> list[str]:
     """The command line as a reader would type it, free of this machine's folders."""
     program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return ["python", "-m", program.parent.name, *sys.argv[1:]]
     if program.suffix != ".py":
         return [program.name, *sys.argv[1:]]
     try:

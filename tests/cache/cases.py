@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from selattn import eviction_order, kept_positions
-from selattn.cache import SlotLayer, attend
-from selattn.eviction import POLICIES, Policy, make_policy
+from selattn.cache import POLICIES, Policy, SlotLayer, attend, make_policy
 from selattn.ops import Selection
 from selattn.ops.backends import plain_order
 from selattn.ops.request import NOTHING

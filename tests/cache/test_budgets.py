@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.cache import SelectiveCache
+from selattn.cache import Budgets, SelectiveCache
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 
 PAPER = (8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8)
 number = st.integers(2, 10**6)

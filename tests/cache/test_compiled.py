@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SlotLayer, attend
+from selattn.cache import POLICIES, SlotLayer, Threshold, attend, evictions, make_policy
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES, Threshold, evictions, make_policy
 from selattn.ops import Selection, Sequences
 from selattn.ops.backends import cpu_order, cpu_step, plain_order
 from selattn.ops.request import NOTHING

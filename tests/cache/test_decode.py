@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SlotLayer, attend
+from selattn.cache import POLICIES, SlotLayer, attend
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES
 from selattn.ops import AuxRequest, Fixed, Selection, causal_attention, selective_attention
 from selattn.ops.tokens import Tokens
 from tests.cache.cases import assert_same_run, cases, some_case

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SelectiveCache, SlotLayer, attend
+from selattn.cache import POLICIES, SelectiveCache, SlotLayer, attend
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES
 from selattn.ops.tokens import Tokens
 from tests.cache.cases import attend_module, cases, positions, some_case
 

@@ -5,9 +5,8 @@ import torch
 from torch.testing import assert_close
 from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig, LlamaForCausalLM
 
-from selattn.cache import SelectiveCache, attend, handed_over
+from selattn.cache import POLICIES, SelectiveCache, attend, evictions, handed_over, in_force, make_policy
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES, evictions, in_force, make_policy
 from selattn.models.engine import Engine
 from selattn.ops import Selection, Sequences
 from selattn.ops.request import NOTHING

@@ -5,8 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.cache import SelectiveCache, SlotLayer, attend
-from selattn.eviction import POLICIES, make_policy
+from selattn.cache import POLICIES, SelectiveCache, SlotLayer, attend, make_policy
 from selattn.ops import Selection
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from selattn.cache import NEVER, POLICIES, make_policy
 from selattn.errors import SelattnError
-from selattn.eviction import NEVER, POLICIES, make_policy
 from selattn.ops import Selection
 from selattn.ops.backends import cpu_order
 from selattn.ops.backends.plain_order import Strip, row_by_row

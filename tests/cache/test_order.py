@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.eviction import POLICIES
+from selattn.cache import POLICIES
 from selattn.ops import Fixed, Selection, Strided
 from selattn.utils import native
 from tests.cache.cases import assert_same_run, cases, in_strips, some_case

@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.cache import SelectiveCache, attend
+from selattn.cache import POLICIES, Kept, Policy, SelectiveCache, attend, make_policy
+from selattn.cache.policies import H2O, KeepAll, Selective, Threshold, Tova, Window, import_policy
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES, Kept, Policy, make_policy
-from selattn.eviction.policies import H2O, KeepAll, Selective, Threshold, Tova, Window, import_policy
 from selattn.ops import Selection
 from selattn.ops.order import victim
 from tests.cache.cases import assert_same_run, cases, positions, some_case
@@ -92,7 +91,7 @@ def test_policies_with_parameters():
     assert make_policy(Tova) == Tova()
     for policy in (Selective(), H2O(), Tova(), Window(), Window(7), Threshold(2.5), KeepAll()):
         assert make_policy(policy.name) == policy
-    assert import_policy("selattn.eviction.policies:Tova") == Tova()
+    assert import_policy("selattn.cache.policies:Tova") == Tova()
 
 
 @pytest.mark.parametrize(
@@ -105,7 +104,7 @@ def test_policies_with_parameters():
         (lambda: make_policy(3), "a name or a selattn.Policy, not int"),
         (lambda: import_policy("no.such:Thing"), "cannot import"),
         (lambda: import_policy("math:pi"), "no selattn.Policy"),
-        (lambda: import_policy("selattn.eviction.policies:Threshold"), "without arguments"),
+        (lambda: import_policy("selattn.cache.policies:Threshold"), "without arguments"),
     ],
 )
 def test_policies_that_cannot_be_made(make, message):

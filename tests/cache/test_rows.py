@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from selattn.cache import SelectiveCache, attend
+from selattn.cache import POLICIES, SelectiveCache, Threshold, attend
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES, Threshold
 from selattn.ops import Selection
 from selattn.ops.tokens import Tokens
 from tests.cache.cases import cases, positions, some_case

@@ -6,16 +6,6 @@ from selattn.cli.main import main
 from tests.evaluation.folders import text_file
 
 
-def test_a_task_is_shown(capsys):
-    assert main(["data", "show", "copy", "--samples", "2", "--set", "longest=3", "--set", "symbols=1"]) == 0
-    title, *samples = capsys.readouterr().out.splitlines()
-    assert title == "Copy(longest=3, shortest=1, symbols=1): vocabulary 5, context 9; [loss]"
-    assert len(samples) == 2
-    for sample in samples:
-        assert sample.startswith("<BOS> a ")
-        assert " <SEP> [a] " in sample
-
-
 def test_a_text_is_shown(capsys, tmp_path):
     (tmp_path / "a.txt").write_text("one [bold]\n\ntwo\n\nthree")
     assert main(["data", "show", str(tmp_path / "a.txt"), "--samples", "2", "--validation", "0"]) == 0
@@ -45,12 +35,6 @@ def test_a_corpus_is_built(into, capsys, tmp_path, monkeypatch):
     ("argv", "message"),
     [
         (["data"], "the following arguments are required: <action>"),
-        (["data", "show", "parrity"], "unknown task or source 'parrity'; did you mean 'parity'?"),
-        (
-            ["data", "show", "copy", "--set", "longest"],
-            "--set takes NAME=NUMBER, the number of at most 6 digits, not 'longest'",
-        ),
-        (["data", "show", "copy", "--set", "longst=3"], "task copy has no setting 'longst'; did you mean 'longest'?"),
         (["data", "show", "wikitxt"], "unknown source 'wikitxt' (no file or folder either); did you mean 'wikitext'?"),
         (["data", "build", "nowhere.txt"], "no such file or folder: nowhere.txt"),
     ],

@@ -114,11 +114,11 @@ def test_prune_that_cannot_begin(capsys, size):
     assert everything() == before
 
 
-@pytest.mark.parametrize("command", [["info", "--json"], ["demo", "--example"]])
+@pytest.mark.parametrize("command", ["selattn info --json", "lab demo --example"])
 def test_output_to_a_full_device(command):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "selattn", *command],
+            [sys.executable, "-m", *command.split()],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
             stdout=full,
             stderr=subprocess.PIPE,

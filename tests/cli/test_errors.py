@@ -13,7 +13,7 @@ from selattn.errors import SelattnError
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["dmeo"], "unknown command 'dmeo'; did you mean 'demo'?"),
+        (["polt"], "unknown command 'polt'; did you mean 'plot'?"),
         (["qqqqqq"], "unknown command 'qqqqqq'; see 'selattn --help' for the list"),
         ([], "no command given; see 'selattn --help' for the list"),
         (["info", "--jsno"], "unrecognized arguments: --jsno; see 'selattn --help'"),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from selattn.cache import Budgets
 from selattn.cli.main import main
 from selattn.data import Reading
 from selattn.evaluation import log_perplexity, make_batches
@@ -13,7 +14,6 @@ from selattn.evaluation.searches import skipped
 from selattn.evaluation.subjects import Subject
 from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Text
-from selattn.eviction import Budgets
 from selattn.models.loading import load
 from selattn.utils.records import read_body
 from tests.evaluation import questions
@@ -168,45 +168,6 @@ def test_a_record_is_extended(capsys):
     assert got["curves"] == want["curves"]
     assert got["baseline"] == want["baseline"]
     assert got["extends"]["command"] == before["command"]
-
-
-@pytest.mark.filterwarnings("error")
-def test_several_seeds(capsys):
-    """Curves and searches of two models that stand for two seeds."""
-    models = {"0": "model", "1": "second"}
-    for seed, model in models.items():
-        how = ["--curve", "--sizes", "64", "8", "--baseline", f"base={model}", "--record", f"curve-{seed}.json"]
-        assert main(["eval", f"window={model}@sizes:window+4", *TEXT, *how]) == 0
-        search = ["--report-rows", "4", "--until", "factor=2", "--lazy", "--out", f"search-{seed}"]
-        assert main(["prune", model, *TEXT, *search, "--record", f"prune-{seed}.json"]) == 0
-    capsys.readouterr()
-    assert main(["seeds", "curve-0.json", "curve-1.json", "--record", "seeds.json"]) == 0
-    record = json.loads(Path("seeds.json").read_text())
-    seeds = [json.loads(Path(f"curve-{seed}.json").read_text()) for seed in models]
-    assert record["curves"][0]["points"][1]["losses"]["text.txt"] == [
-        seed["curves"][0]["points"][1]["loss"]["text.txt"] for seed in seeds
-    ]
-    assert Path("seeds.png").read_bytes()[:4] == b"\x89PNG"
-    factors = [seed["curves"][0]["at_the_baselines_loss"]["text.txt"]["memory_factor"] for seed in seeds]
-    assert f"{sum(factors) / 2:.2f} ({min(factors):.2f} to {max(factors):.2f})" in capsys.readouterr().out
-    assert main(["seeds", "prune-0.json", "prune-1.json", "--record", "searches.json"]) == 0
-    assert json.loads(Path("searches.json").read_text())["memory_factor"] == pytest.approx(2.0, rel=0.1)
-    out = capsys.readouterr().out
-    assert all(f" {name} " in out for name in ("prune-0", "prune-1", "mean"))
-    for words, says in (
-        (["curve-0.json", "prune-0.json"], "these are not all records"),
-        (["nowhere.json"], "cannot read nowhere.json"),
-        (["text.txt"], "text.txt is not a record"),
-        (["prune-0.json", "--figure", "x.png"], "--figure belongs to records of curves"),
-        (["curve-0.json", "curve-0.json"], "curve-0.json and curve-0.json are the same file"),
-        (["prune-0.json", str(Path("prune-0.json").resolve())], "are the same file: give each record once"),
-        (["curve-0.json", "seeds.json"], "seeds.json is of several seeds already"),
-        (["searches.json"], "searches.json is of several seeds already"),
-        (["curve-0.json", "--record", "both.png"], "would take the place of the record both.png"),
-    ):
-        assert main(["seeds", *words]) == 2
-        assert says in capsys.readouterr().err
-    assert not Path("both.png").exists()
 
 
 def test_a_name_is_shown_as_it_is(capsys):

@@ -34,7 +34,7 @@ def test_building_the_parser_loads_nothing_heavy():
     code = "import sys; from selattn.cli.main import build_parser; build_parser(); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(done.stdout.split())
-    assert "selattn.cli.demo" in loaded
+    assert "selattn.cli.eval" in loaded
     assert not loaded & {"torch", "numpy", "transformers", "rich", "matplotlib", "datasets"}
 
 

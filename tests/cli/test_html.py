@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from selattn.cli.main import main
-from tests.cli.test_train import TINY
+from tests.cli.test_train import RUN, TINY
 from tests.evaluation.folders import model_folder, text_file
-from tests.report.outline import Outline
+from tests.views.outline import Outline
 
 TEXT = ["--data", "text.txt", "--validation", "0.8", "--rows", "6"]
 
@@ -23,7 +23,7 @@ def _here(tmp_path, monkeypatch):
 
 def test_train(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["train", "parity-small-selective", *TINY, "--html", "deep/run.html"]) == 0
+    assert main(["train", RUN, *TINY, "--html", "deep/run.html"]) == 0
     assert "reported in deep/run.html" in capsys.readouterr().err
     found = json.loads(Path("runs/parity-small-selective/model/training_record.json").read_text())
     loss = found["evaluation"]["validation"]["loss"]

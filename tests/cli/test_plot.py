@@ -3,7 +3,7 @@
 import pytest
 
 from selattn.cli.main import main
-from selattn.report.trace import Trace
+from selattn.views.trace import Trace
 
 TASK = "zoo:variable-assignment-selective"
 LONG = " ".join(f"word{i} and" for i in range(60))
@@ -11,7 +11,7 @@ LONG = " ".join(f"word{i} and" for i in range(60))
 
 def test_from_a_model_and_again_from_its_record(tmp_path, capsys):
     out, again, record = tmp_path / "a.png", tmp_path / "b.png", tmp_path / "trace.json"
-    assert main(["plot", "kept", f"{TASK}@6", "--out", str(out), "--record", str(record), "--seed", "3"]) == 0
+    assert main(["plot", "kept", f"{TASK}@6", "--out", str(out), "--record", str(record)]) == 0
     assert capsys.readouterr().out.strip() == str(out)
     trace = Trace.load(record)
     assert trace.runs[0]["budgets"] == [6, 6, 6]

@@ -7,8 +7,8 @@ import shutil
 import pytest
 import torch
 
+from selattn.cache import Budgets
 from selattn.cli.main import main
-from selattn.eviction import Budgets
 from selattn.models import SelectiveForCausalLM
 from selattn.models.loading import load
 from selattn.pruning import job

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from selattn.conversion import convert
 from selattn.data import Tokenizer
-from selattn.models.sentencepiece import from_sentencepiece
+from selattn.data.sentencepiece import from_sentencepiece
 from selattn.training.config import TextData
 from tests.evaluation.folders import pieces, text_file
 

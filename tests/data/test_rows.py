@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.data import DocumentRows, PackedRows, Parity, Shuffled, build_store, check_vocabulary
+from lab.tasks import Parity
+from selattn.data import DocumentRows, PackedRows, Shuffled, build_store, check_vocabulary
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.ops import Sequences

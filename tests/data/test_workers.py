@@ -5,7 +5,8 @@ import pickle
 import pytest
 from torch.utils.data import ConcatDataset, DataLoader
 
-from selattn.data import PackedRows, Parity, Shuffled, build_store
+from lab.tasks import Parity
+from selattn.data import PackedRows, Shuffled, build_store
 from tests.data.bytes_tokenizer import BytesTokenizer
 
 

@@ -5,8 +5,8 @@ import functools
 import torch
 
 from selattn.data import Tokenizer
+from selattn.data.sentencepiece import from_sentencepiece
 from selattn.data.vocabulary import train_vocabulary
-from selattn.models.sentencepiece import from_sentencepiece
 from tests.models.tiny import tiny
 
 SENTENCE = "the cat sat on a mat and then saw one dog run far from home while rain fell over old stone walls"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from selattn.cache import Budgets
 from selattn.evaluation.decoding import measure_decoding
 from selattn.evaluation.kv_size import kv_size
-from selattn.eviction import Budgets
 from selattn.ops.patterns import Fixed, Strided
 from tests.models.tiny import ALL_KINDS, CONTEXT, tiny, tiny_config
 

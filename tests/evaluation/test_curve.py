@@ -4,10 +4,10 @@ import math
 
 import pytest
 
+from selattn.cache import Budgets
 from selattn.errors import SelattnError
 from selattn.evaluation import Team, log_perplexity, make_batches
 from selattn.evaluation.curve import AtLoss, Curve, Point, Reached, at_losses, halves, measure, nearest, size_at
-from selattn.eviction import Budgets
 from selattn.models.loading import load
 from tests.evaluation.folders import model_folder
 from tests.pruning.cases import model, rows

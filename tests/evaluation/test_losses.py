@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from selattn.cache import Budgets, make_policy
 from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.subjects import Subject
 from selattn.evaluation.text import Text, text_names
-from selattn.eviction import Budgets, make_policy
 from selattn.models.loading import load
 from tests.evaluation.folders import WORDS, model_folder, text_file
 from tests.pruning.cases import loss, model, rows

@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from selattn.cache import Budgets
 from selattn.evaluation import tasks
-from selattn.eviction import Budgets
 from selattn.models.loading import load
 from tests.evaluation.folders import model_folder
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selattn.cache import POLICIES
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES
 from tests.models.tiny import tiny, token_ids
 
 LENGTH = 14

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
+from selattn.cache import POLICIES, Budgets, make_policy
+from selattn.cache.policies import Tova
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES, Budgets, make_policy
-from selattn.eviction.policies import Tova
 from selattn.models import SelectiveForCausalLM
 from tests.models.tiny import VOCABULARY, tiny
 

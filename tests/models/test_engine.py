@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from selattn.cache import POLICIES
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES
 from selattn.models.engine import Engine
 from selattn.models.sampling import sampler
 from tests.models.tiny import CONTEXT, VOCABULARY, tiny, token_ids

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selattn import kept_positions
+from selattn.cache import NEVER, POLICIES
 from selattn.errors import SelattnError
-from selattn.eviction import NEVER, POLICIES
 from tests.models.tiny import CONTEXT, tiny, token_ids
 
 MODELS = {

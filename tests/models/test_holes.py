@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from selattn.eviction import POLICIES
+from selattn.cache import POLICIES
 from tests.models.tiny import CONTEXT, tiny, token_ids
 
 KINDS = ("selective", "selective:3", "standard", "local:3", "strided:3", "fixed:4:1")

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, pipeline
 
+from selattn.data.sentencepiece import from_sentencepiece
+from selattn.data.tokenizer import read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.sentencepiece import from_sentencepiece
-from selattn.models.tokenizer import read_tokenizer
 from tests.models import vocabulary
 
 SPECIAL = st.sampled_from(["<s>", "</s>", "<pad>", "<unk>", "<0x41>"])

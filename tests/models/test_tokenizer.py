@@ -13,10 +13,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from selattn.cli.main import main
+from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.loading import load
-from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from tests.models import vocabulary
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"))
@@ -100,7 +100,7 @@ def test_threads_change_nothing(ours):
 
 FORKS = """
 import os, sys
-from selattn.models.tokenizer import read_tokenizer
+from selattn.data.tokenizer import read_tokenizer
 tokenizer = read_tokenizer(sys.argv[1])
 tokenizer.encode_batch(["some text"] * 50, threads=2)
 assert "TOKENIZERS_PARALLELISM" not in os.environ

@@ -4,13 +4,13 @@ import re
 
 import pytest
 
+from lab.zoo import make_zoo
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, zoo
 from selattn.models.loading import find_folder
 from selattn.models.zoo import zoo_folder, zoo_models
 from selattn.training.display import Display
-from selattn.training.make_zoo import make_zoo
 
 
 def model(folder, name):
@@ -71,7 +71,7 @@ def test_no_zoo_is_one_line(tmp_path, monkeypatch, chosen, advice):
 
 
 def test_nothing_is_made_inside_an_installed_package(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr("selattn.training.make_zoo.SHIPPED", installed)
+    monkeypatch.setattr("lab.zoo.SHIPPED", installed)
     with pytest.raises(SelattnError, match="belongs to the installed package: set SELATTN_ZOO"):
         make_zoo(["selective"], None, [], tmp_path / "runs", lambda title: Display())
     assert not (tmp_path / "runs").exists()

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.tasks import VariableAssignment
 from selattn.cli.main import main
-from selattn.data import VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
@@ -181,7 +181,12 @@ def test_from_the_command_line(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     task = dataclasses.asdict(VariableAssignment(variables=2, values=5, assignments=3))
     command = [
-        *("train", "variable-assignment-small-selective", f"start.model={trained}", "model.cache_budgets=[4,3]"),
+        *(
+            "train",
+            "lab.runs:variable-assignment-small-selective",
+            f"start.model={trained}",
+            "model.cache_budgets=[4,3]",
+        ),
         *("model.cache_policy=selective", "shrink.steps=2", "schedule.steps=3", "schedule.warmup=0", "log_every=1"),
         *(f"data.{name}={value}" for name, value in task.items()),
         *("batch.size=4", "evaluation.rows=4", "--out", "run"),

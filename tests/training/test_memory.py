@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lab.runs import RUNS, find_run
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.models.summary import parameters_by_part
@@ -17,7 +18,6 @@ from selattn.training.config import Batching, Evaluation, Machine
 from selattn.training.memory import check_memory, needs
 from selattn.training.model import model_config
 from selattn.training.overrides import override
-from selattn.training.runs import RUNS, find_run
 from selattn.utils.memory import available_memory
 from tests.training.tiny import MODEL, tiny
 

@@ -4,13 +4,13 @@ import dataclasses
 
 import pytest
 
-from selattn.data import VariableAssignment
+from lab.runs import find_run
+from lab.tasks import VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.training.describe import descriptions
 from selattn.training.model import model_config
 from selattn.training.overrides import fields, override
-from selattn.training.runs import find_run
 from tests.training.tiny import tiny
 
 

@@ -6,14 +6,15 @@ import json
 import pytest
 import torch
 
-from selattn.data import Copy, Parity, VariableAssignment
+from lab.runs import GROUPS, RUNS, find_run, paper
+from lab.t5 import SpanData
+from lab.tasks import Copy, Parity, VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
-from selattn.training.config import Machine, SpanData, TextData
+from selattn.training.config import Machine, TextData
 from selattn.training.datasets import Data
-from selattn.training.model import make_model, model_config
-from selattn.training.runs import GROUPS, RUNS, find_run, paper
+from selattn.training.model import model_config
 
 # The paper's table of parameter counts, by d.
 PARAMETERS = {
@@ -92,7 +93,7 @@ def test_a_run_builds(name):
     run = find_run(name)
     assert run.name == name
     with torch.device("meta"):
-        model = make_model(run, model_config(run))
+        model = run.maker().make(run, None).model
     if not isinstance(run.data, SpanData):
         assert model.config.max_position_embeddings == run.data.context
     json.dumps(run.to_dict())
@@ -140,7 +141,7 @@ def test_the_paper_s_settings():
 def test_t5_has_its_published_sizes_and_settings(size):
     run = find_run(f"c4-t5-{size}-selective")
     with torch.device("meta"):
-        model = make_model(run, model_config(run))
+        model = run.maker().make(run, None).model
     assert sum(p.numel() for p in model.parameters()) == T5_PARAMETERS[size]
     spans = run.data.spans()
     assert (run.batch.size, run.data.context, spans.targets, run.schedule.steps) == (128, 512, 114, 524_288)
@@ -164,5 +165,5 @@ def test_the_zoo_fits_into_its_forty_megabytes():
 def test_an_unknown_run_gets_the_nearest():
     with pytest.raises(SelattnError, match="unknown run 'c4-d12-selectiv'; did you mean 'c4-d12-selective'"):
         find_run("c4-d12-selectiv")
-    with pytest.raises(SelattnError, match="see 'selattn train --list'"):
+    with pytest.raises(SelattnError, match="see 'python -m lab train --list'"):
         find_run("qqqqq")

@@ -4,7 +4,7 @@ import dataclasses
 
 from safetensors.torch import load_file
 
-from selattn.data.synthetic import VariableAssignment
+from lab.tasks import VariableAssignment
 from selattn.training import RunConfig, folder
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, Schedule
 

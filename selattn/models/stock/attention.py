@@ -12,11 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from selattn.cache import attend, defer
+from selattn.cache import Policy, attend, defer, evictions, in_force
 from selattn.cache.handover import handed_over
 from selattn.cache.slots import SlotLayer
 from selattn.errors import SelattnError
-from selattn.eviction import Policy, evictions, in_force
 from selattn.models.stock.settings import StockSettings
 from selattn.ops import Attention, AuxRequest, Sequences
 from selattn.ops.rules import Rules

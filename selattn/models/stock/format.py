@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from selattn.cache import Budgets
+from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 from selattn.models.stock.classes import config_class, family_of_config, model_class
 from selattn.models.stock.families import FAMILIES, SELECTIVE, check_config
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.model import describe
 from selattn.models.stock.settings import StockSettings
-from selattn.models.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.models.weights import CONFIG, read_headers, weight_files
 from selattn.utils.inputs import first_line, read_json
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models.stock.classes import config_class
 from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import STOCK_POLICY, StockFormat, fitting
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.settings import StockSettings
-from selattn.models.tokenizer import Tokenizer
 from selattn.utils.inputs import first_line
 
 SUFFIX = ".gguf"

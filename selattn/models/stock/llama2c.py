@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from selattn.data.llama2c_tokenizer import sentencepiece_from_llama2c
+from selattn.data.sentencepiece import from_sentencepiece
+from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models.llama2c import from_llama2c, llama2c_files
-from selattn.models.llama2c_tokenizer import sentencepiece_from_llama2c
-from selattn.models.sentencepiece import from_sentencepiece
 from selattn.models.stock.classes import config_class
 from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import STOCK_POLICY, StockFormat
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.settings import StockSettings
-from selattn.models.tokenizer import Tokenizer
 
 # What Llama's parts are called in transformers, of those that have another name there.
 _NAMES = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm", "attention": "self_attn"}

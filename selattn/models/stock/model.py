@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from selattn.cache import NEVER, Budgets, Policy
 from selattn.errors import SelattnError
-from selattn.eviction import NEVER, Budgets, Policy
 from selattn.models.causal_lm import next_tokens
 from selattn.models.evicting import Evicting, PrunedGeneration, selective_cache
 from selattn.models.inputs import Places, next_places, over_tokens, refuse_several, whole_places

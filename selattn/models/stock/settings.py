@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from selattn.cache import Budgets
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 from selattn.models.form import NewForm
 from selattn.ops import Selection
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
+from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets, Policy
 from selattn.models.evicting import selective_cache
 from selattn.models.inputs import Places, next_places, whole_places
 from selattn.models.kinds import AttentionKind

@@ -12,7 +12,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask
 
 import selattn
-from selattn.eviction import POLICIES
+from selattn.cache import POLICIES
 from selattn.models.stock.families import FAMILIES
 from tests.models.stock.families import QUICK, greedy, literal, tiny, tokens
 

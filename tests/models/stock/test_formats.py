@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from selattn.cache import Budgets
 from selattn.cli.main import main
 from selattn.errors import SelattnError
-from selattn.eviction import Budgets
 from selattn.models.loading import load
 from tests.models.stock.families import tiny, tokens
 from tests.models.stock.llama2c import write_checkpoint, write_tokenizer

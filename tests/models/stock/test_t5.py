@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from transformers import AutoModelForSeq2SeqLM, T5Config, T5ForConditionalGeneration
 
 import selattn
+from selattn.cache import POLICIES
 from selattn.errors import SelattnError
-from selattn.eviction import POLICIES
 from tests.models.stock.families import tokens
 
 LAYERS = {"num_layers": 2, "num_decoder_layers": 3}

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from selattn.cache import SlotLayer, attend
-from selattn.eviction import evictions, make_policy
+from selattn.cache import SlotLayer, attend, evictions, make_policy
 from selattn.ops import Selection, Sequences
 from selattn.ops.backends.triton import configs, order
 from selattn.ops.rules import Rules

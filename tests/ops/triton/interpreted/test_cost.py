@@ -46,9 +46,8 @@ def test_costs_are_those_counted(groups, gain, monkeypatch):
 
 
 def test_the_cost_of_a_step():
-    from selattn.cache import SlotLayer
+    from selattn.cache import SlotLayer, make_policy
     from selattn.cache import attend as attend_slots
-    from selattn.eviction import make_policy
 
     layer = SlotLayer(60, make_policy("selective"))
     attend_slots(layer, tokens("", 0, 1, 60, torch.float16), RULES["default"])

@@ -1,0 +1,150 @@
+"""What `python -m lab demo` shows in a terminal: a sentence and a bar for each stage, and what came of it."""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lab.demo import draw as _draw
+from lab.demo.contest import KINDS, Contest
+from lab.demo.story import Pruning, Show
+from lab.tasks import VariableAssignment
+from selattn.training.display import Bar, Display, Lines
+from selattn.training.record import LogLine
+from selattn.utils.progress import ProgressLines
+from selattn.views.trace import Trace
+from selattn.views.words import size
+
+
+class Training(Bar):
+    """A bar with the loss; the command says itself that it was interrupted."""
+
+    def interrupting(self) -> None:
+        """Leave it to the command to say so."""
+
+    def record(self, record: LogLine) -> None:
+        """Leave the evaluations out: what came of it is shown at the end."""
+        if "evaluation" not in record:
+            super().record(record)
+
+
+class Evaluations(Lines):
+    """Where there is no terminal for a bar: a line now and then."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        super().__init__(console)
+        self.title = title
+
+    def interrupting(self) -> None:
+        """Leave it to the command to say so."""
+
+    def record(self, record: LogLine) -> None:
+        """Leave the training records out."""
+        if "evaluation" in record:
+            right = " and ".join(f"{found['accuracy']:.1%}" for found in record["evaluation"].values())
+            self.console.print(f"{self.title} attention, step {record['step']}: {right} right")
+
+
+class Terminal(Show):
+    """Shows a story as it happens."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self._lines, self._number = console, ProgressLines(), 0
+
+    def close(self) -> None:
+        """Nothing is done any more."""
+        self._lines.close()
+
+    def progress(self, what: str, done: int, total: int | None) -> None:
+        """One line, which goes when all of it is done."""
+        self._lines(what, done, total)
+
+    def chapter(self, title: str, sentence: str) -> None:
+        """The title and the sentence."""
+        self.close()
+        self._number += 1
+        self.console.print()
+        self.console.rule(f"[bold]{self._number}. {title}", align="left")
+        self.console.print(sentence, end="\n\n")
+
+    def training(self, kind: str) -> Display:
+        """A bar for each of the two."""
+        if self.console.is_terminal:
+            return Training(self.console, f"{kind} attention")
+        return Evaluations(self.console, kind)
+
+    def learned(self, found: Contest, task: VariableAssignment) -> None:
+        """Both accuracies side by side, beside chance, and what each layer keeps."""
+        few = task.out_of_distribution().drawn_values or 1
+        rows = {
+            f"{task.values} values (as trained)": ("validation", task.values),
+            f"{few} values (never seen)": ("out_of_distribution", few),
+        }
+        table = Table("", title="Right answers", title_justify="left", title_style="bold")
+        for kind in KINDS:
+            table.add_column(f"{kind} attention", justify="right")
+        table.add_column("chance", justify="right", style="dim")
+        for label, (name, values) in rows.items():
+            right = [found.scores[kind][name].accuracy or 0.0 for kind in KINDS]
+            best = max(right)
+            cells = (Text(f"{share:.1%}", "bold green" if share == best else "") for share in right)
+            table.add_row(label, *cells, f"{1 / values:.0%}")
+        self.console.print(table, "")
+        kept = [share or 0.0 for share in found.scores["selective"]["validation"].kept or ()]  # every layer selects
+        self.console.print("[bold]What the selective model needs[/]  of a sequence at most (standard: all)")
+        labels = [f"layer {layer}" for layer in range(len(kept))]
+        self.console.print(_draw.bars(labels, {"": kept}, width=min(self.console.width, 104) // 2))
+
+    def saw(self, traces: dict[str, Trace]) -> None:
+        """The sample as its question sees it: struck through what is masked, in blue what is read most."""
+        self.close()
+        trace = traces["selective"]
+        at = trace.size - 2
+        for layer in range(trace.layers):
+            F, read = trace.F(layer)[at], int(trace.weights(layer)[at, : at + 1].argmax())
+            line = Text(f"layer {layer}  ", "dim")
+            for place, token in enumerate(trace.tokens[: at + 1]):
+                style = "bold white on blue" if place == read else "strike red" if F[place] > 1 else ""
+                line.append(" " if place else "").append(token.strip(), style)
+            self.console.print(line)
+        self.console.print(f"[dim]red: masked; blue: read most; the answer is{trace.tokens[-1]}[/]")
+
+    def pruned(self, found: Pruning) -> None:
+        """The whole cache beside the small one."""
+        self.close()
+        sides = (found.whole, found.small)
+        table = Table(
+            "", "whole cache", "small cache", title=f"{found.name}: K = {list(found.best.budgets)} of {found.context}"
+        )
+        table.title_justify, table.title_style = "left", "bold"
+        table.columns[1].justify = table.columns[2].justify = "right"
+        table.add_row("loss, nats per token", *(f"{side.loss:.4f}" for side in sides))
+        if found.whole.right is not None:
+            table.add_row(f"right answers of {found.whole.questions:,}", *(f"{side.right:.1%}" for side in sides))
+        table.add_row("bytes of the cache", *(size(side.decoding.cache_bytes) for side in sides))
+        table.add_row("tokens per second", *(f"{side.decoding.tokens_per_second:,.0f}" for side in sides))
+        self.console.print(table)
+        self.console.print(f"[bold]{found.best.factor:.1f} times[/] fewer tokens are kept.")
+
+
+def show_story(console: Console, steps: int | None, file: Path) -> bool:
+    """Tell it, and write the report, whose path is the last line; False if it was interrupted."""
+    import tempfile
+
+    from lab.demo.page import story_report
+    from lab.demo.story import Sizes, tell_story
+    from selattn.utils.records import provenance
+
+    show = Terminal(console)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = tell_story(folder, Sizes(steps=steps), show)
+            if found is None:
+                return False
+            story_report(found, provenance(found.runs["selective"].seed)).save(file)
+    finally:
+        show.close()
+    console.print(f"\n{found.seconds:,.0f} seconds. The report:")
+    console.print(str(file), soft_wrap=True, markup=False)
+    return True

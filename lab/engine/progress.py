@@ -1,0 +1,126 @@
+"""One view over all runs of several experiments: which one is at work, how much of all is done, the time left."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from lab.engine.cost import products
+from lab.engine.frame import Need
+from selattn.training.display import Display, evaluation
+from selattn.training.record import LogLine, Score
+from selattn.utils.progress import ProgressLine
+from selattn.utils.typed import from_json
+
+_SECONDS = 20.0  # between two lines, where there is no terminal
+
+
+class Overview:
+    """Shows nothing of the runs; `ShownOverview` does."""
+
+    def begin(self, needs: Mapping[str, Need]) -> None:
+        """These are to be trained, by name."""
+
+    def display(self, name: str, need: Need) -> Display:
+        """What the training of one of them reports to."""
+        return Display()
+
+    def say(self, text: str) -> None:
+        """Something else has happened."""
+
+    def end(self) -> None:
+        """All runs have ended, or one was interrupted; called again it does nothing."""
+
+
+class ShownOverview(Overview):
+    """A bar in a terminal and lines elsewhere."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self._bar: ProgressLine | None = None
+        self._total = self._done = self._earlier = 0.0
+        self._runs = self._number = 0
+        self._said = self._begun = 0.0
+
+    def begin(self, needs: Mapping[str, Need]) -> None:
+        """All that has to be trained, in products: a step of a large model counts for more than one of a small one."""
+        self._runs, self._number = len(needs), 0
+        self._total, self._done, self._earlier = sum(products(need.run) for need in needs.values()), 0.0, 0.0
+        self._begun = time.monotonic()
+        if needs and self.console.is_terminal:
+            self._bar = ProgressLine("training, % of all runs", 100, keep=True, console=self.console).start()
+
+    def display(self, name: str, need: Need) -> Display:
+        """One for the next run; one that comes up while an experiment measures is counted by itself."""
+        if self._number >= self._runs:
+            self.begin({name: need})
+        self._number += 1
+        return _Part(self, f"run {self._number} of {self._runs}: {name}", products(need.run))
+
+    def say(self, text: str) -> None:
+        """A line of its own."""
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def moved(self, title: str, share: float, text: str = "") -> None:
+        """So much of one more run is done; `share` is of all products."""
+        done = self._done + share
+        if self._bar is not None:
+            self._bar.update(100 * done / max(self._total, 1.0), f"{title} {text}")
+            return
+        now = time.monotonic()
+        if now - self._said < _SECONDS:
+            return
+        self._said = now
+        here = done - self._earlier
+        left = (now - self._begun) / here * (self._total - done) if here > 0 else None
+        ahead = "" if left is None else f"  left {datetime.timedelta(seconds=round(left))}"
+        self.say(f"{title}  {text}  {done / max(self._total, 1.0):.0%} of all{ahead}")
+
+    def resumed(self, share: float) -> None:
+        """So much of the run that begins now was done before: it says nothing about the time that is left."""
+        self._earlier += share
+
+    def finished(self, share: float) -> None:
+        """A run has ended."""
+        self._done += share
+        if self._number >= self._runs:
+            self.end()
+
+    def end(self) -> None:
+        """Leave the bar as it is."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class _Part(Display):
+    """What a training reports to: a part of the overview."""
+
+    def __init__(self, overview: ShownOverview, title: str, weight: float) -> None:
+        self._overview, self._title, self._weight = overview, title, weight
+        self._steps, self._ended, self._text = 1, False, ""
+
+    def begin(self, step: int, steps: int) -> None:
+        self._steps = steps
+        self._overview.resumed(self._weight * step / steps)
+        self._overview.moved(self._title, self._weight * step / steps)
+
+    def step(self, step: int) -> None:
+        self._overview.moved(
+            self._title, self._weight * step / self._steps, f"step {step:,}/{self._steps:,}{self._text}"
+        )
+
+    def record(self, record: LogLine) -> None:
+        if "evaluation" in record:
+            self._text = f"  {evaluation(from_json(dict[str, Score], record['evaluation']))}"
+
+    def interrupting(self) -> None:
+        self._overview.say("stopping, with a checkpoint")
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self._overview.finished(self._weight)

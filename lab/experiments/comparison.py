@@ -1,0 +1,122 @@
+"""Figure 7: selective attention beside H2O, TOVA and Window+4 at the same KV size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.lab import Lab
+from lab.engine.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
+from lab.engine.trio import trio
+from lab.engine.verdicts import differences
+from lab.runs.scales import Scale
+from selattn.evaluation.results import Baseline
+from selattn.views.plot import tradeoff as draw_tradeoff
+
+_OURS = {  # curves: what claims call them
+    "selective": "selective attention",
+    "memory loss": "selective attention with the memory loss",
+}
+_SHOWN = 0.6  # nats above the standard model's loss: what is worse is left out of the figure
+_CURVES = (*_OURS, *POLICIES)
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three models that are trained longest."""
+    return trio(scale, seeds)
+
+
+def evaluate(lab: Lab) -> Found:
+    """The loss of every method at the same sizes, on all documents and on long ones."""
+    found = [tradeoff(lab, seed) for seed in lab.seeds]
+    context = found[0].context
+    sizes = [context // 2**k for k in range(1, 8) if context // 2**k >= 4]
+    bases = [each.baseline for each in found if each.baseline is not None]
+    cells, at = [], {}
+    for name in _CURVES:
+        points = [curve_of(each, name).points for each in found]
+        for text in (ALL, LONG):
+            for size in sizes:
+                values = tuple(nearest_point(each, size).loss[text] for each in points)
+                at[name, text, size] = values
+                cells.append(Cell(f"loss, {size} tokens a layer, {text}", name, values))
+            factors = tuple(
+                factor_at(each, text, base.loss[text], context) for each, base in zip(points, bases, strict=True)
+            )
+            cells.append(Cell(f"times less memory at the standard loss, {text}", name, factors, digits=1))
+    for text in (ALL, LONG):
+        losses = tuple(base.loss[text] for base in bases)
+        cells.append(Cell(f"loss, {sizes[0]} tokens a layer, {text}", "standard, whole cache", losses))
+    return Found(tuple(cells), details={"tradeoff": _over_seeds(at, sizes, bases, context)})
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """Each selective model beside each other way to evict, at a sixteenth of the context."""
+    found = record.details["tradeoff"]
+    sizes = [point["kv_size"] for point in found["curves"][0]["points"]]
+    small = min(sizes, key=lambda size: abs(size - found["context"] // 16))
+
+    def at(name: str) -> tuple[float | None, ...]:
+        return record.cell(f"loss, {small} tokens a layer, {ALL}", name).values
+
+    claims = tuple(
+        Claim(
+            f"With {small} tokens a layer {what} has a smaller loss than {name} has of the standard model.",
+            differences(at(name), at(curve)),
+            f"{name}'s loss less that of {what}, nats",
+        )
+        for curve, what in _OURS.items()
+        for name in POLICIES
+    )
+    notes = (
+        "H2O, TOVA and Window+4 evict from the standard model with the same budget in every layer; selective models "
+        "have budgets of their own for each layer, of the same mean.",
+        "What each saves within a little of its own loss is in the experiment 'efficiency'. Sparse attention has to be "
+        "trained: see the experiment 'sparse'.",
+    )
+    return replace(record, claims=claims, notes=notes)
+
+
+def _over_seeds(
+    at: Mapping[tuple[str, str, int], Sequence[float]], sizes: Sequence[int], bases: Sequence[Baseline], context: int
+) -> dict[str, Any]:
+    """What a figure is drawn from: at each size the mean of the seeds, and all of them."""
+
+    def point(name: str, size: int) -> dict[str, Any]:
+        losses = {text: list(at[name, text, size]) for text in (ALL, LONG)}
+        return {"kv_size": size, "loss": {text: fmean(each) for text, each in losses.items()}, "losses": losses}
+
+    return {
+        "texts": [ALL, LONG],
+        "context": context,
+        "curves": [{"name": name, "points": [point(name, size) for size in sizes]} for name in _CURVES],
+        "baseline": {
+            "name": "standard",
+            "loss": {text: fmean(base.loss[text] for base in bases) for text in (ALL, LONG)},
+        },
+    }
+
+
+def draw(record: Reproduction) -> Figure:
+    """Loss against KV size: means over the seeds, and bands from the smallest to the largest."""
+    found = record.details["tradeoff"]
+    figure = draw_tradeoff(found)
+    for axes, text in zip(figure.axes, found["texts"], strict=True):
+        axes.set_ylim(top=min(axes.get_ylim()[1], found["baseline"]["loss"][text] + _SHOWN))
+    return figure
+
+
+EXPERIMENT = Experiment(
+    name="comparison",
+    paper="Figure 7",
+    sentence="selective attention beside H2O, TOVA and Window+4 at the same KV size",
+    needs=needs,
+    evaluate=evaluate,
+    figure=draw,
+    conclude=conclude,
+)

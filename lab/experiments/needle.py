@@ -1,0 +1,177 @@
+"""Does a pruned model still copy a rare name from far back? Retrieval under budgets, which the paper does not test."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.lab import Lab
+from lab.engine.needle import Needles, NeedleScore, hide, score
+from lab.engine.pruned import POLICIES, search
+from lab.engine.trio import KINDS, TITLES, WHO, trio
+from lab.engine.verdicts import differences
+from lab.runs.scales import Scale
+from selattn.errors import SelattnError
+from selattn.evaluation.curve import nearest
+from selattn.evaluation.searches import read_path
+from selattn.models.loading import Loaded, load
+
+_READS = 0.1  # nats a token: what a sentence must be worth before anybody speaks of reading it
+_WORTH, _COPIED = "nats a token that the sentence is worth", "names copied"  # columns
+_SIZE = re.compile(r"(\d+) tokens a layer")
+
+
+def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three models that are trained longest."""
+    return trio(scale, seeds)
+
+
+def evaluate(lab: Lab) -> Found:
+    """Names hidden far back, with whole caches and with smaller and smaller ones."""
+    context = lab.scale.context
+    distance = 400 if context == 512 else context * 9 // 16
+    sizes = [context, *(size for size in (context // 4, context // 8, context // 16) if size >= 4)]
+    scores: dict[tuple[str, int], list[NeedleScore]] = {}
+    for seed in lab.seeds:
+        needles: Needles | None = None
+        for kind in KINDS:
+            trained = lab.trained(kind, seed)
+            loaded = load(trained.model)
+            if needles is None:
+                needles = hide(_documents(lab, loaded, context), loaded.tokenizer, context, distance)
+            if kind == "standard":
+                for name, policy in POLICIES.items():
+                    for size in sizes[1:]:
+                        part = _score(lab, loaded, needles, distance, (size,) * loaded.description.layers, policy)
+                        scores.setdefault((f"standard, {name}", size), []).append(part)
+                scores.setdefault(("standard", context), []).append(_score(lab, loaded, needles, distance))
+                continue
+            path = [step.budgets for step in read_path(search(lab, trained))]
+            for size in sizes:
+                budgets = None if size == context else nearest(path, [size])[0]
+                part = _score(lab, loaded, needles, distance, budgets)
+                scores.setdefault((TITLES[kind], size), []).append(part)
+    lab.settings |= {"needles": lab.scale.needles, "distance": distance}
+    cells = []
+    for (name, size), found in scores.items():
+        row = f"{name}, {'whole cache' if size == context else f'{size} tokens a layer'}"
+        cells += [
+            Cell(row, _WORTH, tuple(each.gain for each in found)),
+            Cell(row, "loss on the name", tuple(each.loss for each in found)),
+            Cell(row, _COPIED, tuple(each.right for each in found), digits=1, percent=True),
+        ]
+    return Found(tuple(cells), notes=_notes(distance))
+
+
+def _score(
+    lab: Lab,
+    loaded: Loaded,
+    needles: Needles,
+    distance: int,
+    budgets: tuple[int, ...] | None = None,
+    policy: str | None = None,
+) -> NeedleScore:
+    key = {"part": "needle", "model": loaded.fingerprint, "distance": distance, "count": len(needles.ids)}
+    key |= {"budgets": budgets and list(budgets), "policy": policy, "text": lab.tokens(loaded)}
+    return lab.part(key, NeedleScore, lambda: score(loaded.model, needles, budgets, policy))
+
+
+def _documents(lab: Lab, loaded: Loaded, context: int) -> list[list[int]]:
+    """Held-out documents that fill the context, again from the first if there are too few: names differ anyway."""
+    rows = lab.text(long=False).rows(loaded.tokenizer, context).take(None, lab.scale.search_rows)
+    full = [
+        row["input_ids"].tolist() for row in rows if "attention_mask" not in row or bool(row["attention_mask"].all())
+    ]
+    if not full:
+        raise SelattnError(f"{lab.scale.data.source} has no held-out document of {context} tokens: give longer ones")
+    return [full[number % len(full)] for number in range(lab.scale.needles)]
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """Who reads a name from far back, who copies it whole, and what of that is left with smaller caches."""
+    sizes = sorted({int(size) for cell in record.cells for size in _SIZE.findall(cell.row)}, reverse=True)
+    context = int(record.models[0].run["data"]["context"])
+
+    def gains(name: str, size: int | None = None) -> tuple[float, ...]:
+        cell = record.cell(f"{name}, {'whole cache' if size is None else f'{size} tokens a layer'}", _WORTH)
+        return tuple(value for value in cell.values if value is not None)
+
+    whole = {kind: gains(TITLES[kind]) for kind in KINDS}
+    reads = [
+        Claim(
+            f"{WHO[kind]} reads a name from far back: its loss falls by {_READS} nats a token or more.",
+            whole[kind],
+            f"{_WORTH}, whole cache",
+            than=_READS,
+        )
+        for kind in KINDS
+    ]
+    copies = [
+        Claim(
+            f"{WHO[kind]} copies most names whole.",
+            record.cell(f"{TITLES[kind]}, whole cache", _COPIED).values,
+            "share of the names of which every token was the likeliest, whole cache",
+            than=0.5,
+            digits=2,
+        )
+        for kind in KINDS
+    ]
+    keeps = [
+        Claim(
+            f"{WHO[kind]} still reads it, pruned {context // size} times.",
+            _share(gains(TITLES[kind], size), whole[kind]),
+            f"share of the worth that is left, {size} tokens a layer",
+            than=0.5,
+            digits=2,
+            caveat=_nothing(whole[kind]),
+        )
+        for kind in ("selective", "memory")
+        for size in sizes
+    ]
+    beside = [
+        Claim(
+            f"{name} keeps less of what the standard model reads.",
+            differences(
+                _share(gains(TITLES["selective"], size), whole["selective"]),
+                _share(gains(f"standard, {name}", size), whole["standard"]),
+            ),
+            f"share that selective attention keeps less that of {name}, {size} tokens a layer",
+            digits=2,
+            caveat=_nothing(whole["standard"]),
+        )
+        for name in POLICIES
+        for size in sizes[:1]
+    ]
+    return replace(record, claims=(*reads, *copies, *keeps, *beside))
+
+
+def _nothing(whole: Sequence[float]) -> str:
+    """The caveat of a model that reads nothing."""
+    return "" if any(worth > _READS for worth in whole) else "for it reads none with a whole cache"
+
+
+def _share(left: Sequence[float], whole: Sequence[float]) -> tuple[float | None, ...]:
+    """What is left of a worth, seed by seed; None where a model reads nothing, so that there is nothing to lose."""
+    return tuple(a / b if b > _READS else None for a, b in zip(left, whole, strict=True))
+
+
+def _notes(distance: int) -> tuple[str, ...]:
+    return (
+        f"A made-up name stands in a sentence {distance} tokens before its first half is repeated; the second half is "
+        "to be predicted. The control is the same text with another second half in the sentence: what the sentence is "
+        "worth is the control's loss less the loss.",
+        "Budgets of selective models are those of the search whose mean is nearest to the size; others have the same "
+        "budget in every layer.",
+    )
+
+
+EXPERIMENT = Experiment(
+    name="needle",
+    paper="open: retrieval under budgets",
+    sentence="whether a pruned model still copies a rare name from far back",
+    needs=needs,
+    evaluate=evaluate,
+    conclude=conclude,
+)

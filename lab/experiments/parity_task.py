@@ -1,0 +1,35 @@
+"""Appendix A.2: Parity*, which needs the last two tokens and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lab.engine.frame import Claim
+from lab.engine.tasks import IN, NAMES, Answers, solved, task_experiment, task_run
+from lab.runs import find_run
+from lab.runs.scales import Scale
+from lab.tasks import Parity
+from selattn.training.config import RunConfig
+
+
+def runs(scale: Scale) -> dict[str, RunConfig]:
+    """The paper's task; on a laptop a small model until it is solved."""
+    if scale.name == "smoke":
+        return {kind: task_run(Parity(bits=8), kind, d=1, batch=8, steps=8, every=4, lr=3e-3) for kind in NAMES}
+    small = "-small" if scale.name == "laptop" else ""
+    return {kind: find_run(f"parity{small}-{kind}") for kind in NAMES}
+
+
+def claims(answers: Answers) -> Sequence[Claim]:
+    """Both kinds solve it."""
+    return tuple(solved(answers, kind, IN, f"{kind.capitalize()} attention solves Parity*.") for kind in NAMES)
+
+
+EXPERIMENT = task_experiment(
+    name="parity",
+    paper="Appendix A.2, Parity*",
+    sentence="Parity* with standard and selective attention",
+    runs=runs,
+    papers={(kind, IN, "accuracy"): 1.0 for kind in NAMES},
+    claims=claims,
+)

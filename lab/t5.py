@@ -1,0 +1,208 @@
+"""T5 with span corruption: a run's data and settings, its config, and a model whose decoder selects, or does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from lab.tasks.sentinels import COUNT, sentinels_of, with_sentinels
+from lab.tasks.spans import Spans, SpanSamples, TextRows
+from selattn.cache import Budgets
+from selattn.data.tokenizer import Tokenizer
+from selattn.errors import SelattnError
+from selattn.models.stock.classes import config_class, model_class
+from selattn.models.stock.families import FAMILIES
+from selattn.models.stock.settings import StockSettings
+from selattn.models.stock.t5 import describe_t5
+from selattn.ops import Selection
+from selattn.training.config import RunConfig, TextData
+from selattn.training.course import Course, check_course
+from selattn.training.datasets import VALIDATION, Data, samples, stores_of
+from selattn.training.maker import Made
+from selattn.training.memory import Sizes, check_memory
+
+_SIZES = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads")
+
+
+@dataclass(frozen=True)
+class SpanData(TextData):
+    """Span corruption of documents of text. Beside the settings of `TextData`:
+
+    Args:
+        layout: "packed": documents stand one after another, as in T5.
+        context: tokens of the encoder's input; the decoder's are 0.22 times as many with T5's noise.
+        noise: the share of the text that the decoder has to say.
+        span: the mean length of a span of it.
+    """
+
+    kind: ClassVar[str] = "spans"
+
+    layout: Literal["documents", "packed"] = "packed"
+    noise: float = 0.15
+    span: float = 3.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layout != "packed":
+            raise SelattnError("data.layout of span corruption is packed: documents stand one after another, as in T5")
+        self.spans()
+
+    def spans(self) -> Spans:
+        """How much of a row is noise."""
+        return Spans(self.context, self.noise, self.span)
+
+
+@dataclass(frozen=True)
+class T5Settings:
+    """The model of a run with span corruption. The encoder and the cross-attention never select.
+
+    Args:
+        attention: "selective" or "standard", of the decoder's self-attention.
+        memory_epsilon: weight of the memory term in the loss.
+        memory_tau: the clamp of M_i.
+        vocab_size: tokens that the model knows; None is the tokenizer's, sentinels included.
+        d_model: size of a token's state.
+        d_ff: size of the hidden layer of an MLP.
+        d_kv: size of a head.
+        num_layers: layers of the encoder.
+        num_decoder_layers: layers of the decoder.
+        num_heads: of each attention.
+        feed_forward_proj: "relu" as in the first T5, or "gated-gelu" as in T5 1.1.
+        dropout_rate: 0 as in T5X's pre-training.
+        tie_word_embeddings: whether the logits are made with the embeddings.
+        cache_budgets: K_l of the decoder, in force in training, too; one number or one for each layer.
+    """
+
+    attention: Literal["selective", "standard"] = "selective"
+    memory_epsilon: float = 0.0
+    memory_tau: float = 1.0
+    vocab_size: int | None = None
+    d_model: int = 512
+    d_ff: int = 2048
+    d_kv: int = 64
+    num_layers: int = 6
+    num_decoder_layers: int = 6
+    num_heads: int = 8
+    feed_forward_proj: Literal["relu", "gated-gelu"] = "relu"
+    dropout_rate: float = 0.0
+    tie_word_embeddings: bool = True
+    cache_budgets: int | list[int] | None = None
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise SelattnError(f"model.{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.dropout_rate < 1:
+            raise SelattnError(f"model.dropout_rate must be in [0, 1), not {self.dropout_rate}")
+        if self.memory_epsilon and self.attention == "standard":
+            raise SelattnError("model.memory_epsilon weighs what is forgotten: set model.attention=selective")
+
+
+def t5_settings(run: RunConfig) -> T5Settings:
+    """The run's model; one line for a setting that T5 does not have, or that does not go with it."""
+    try:
+        found = T5Settings(**run.model)
+    except TypeError as error:
+        raise SelattnError(f"the model of {run.name}: {error}") from None
+    if run.start.model is not None or run.start.ramp or run.shrink.steps:
+        raise SelattnError("a run with span corruption begins anew: leave start.model, start.ramp and shrink.steps out")
+    return found
+
+
+def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
+    """The config of the selective T5; a standard one is the same with nothing that selects."""
+    assert isinstance(run.data, SpanData)
+    chosen = t5_settings(run)
+    needed = run.data.vocabulary + COUNT if tokenizer is None else tokenizer.vocab_size
+    vocabulary = chosen.vocab_size or needed
+    if vocabulary < needed:
+        raise SelattnError(
+            f"the data has {needed} tokens, sentinels included, and the model's vocabulary {vocabulary}: "
+            "set model.vocab_size or data.vocabulary"
+        )
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    if tokenizer is not None:
+        special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
+        special["decoder_start_token_id"] = tokenizer.pad_id
+    same = ("feed_forward_proj", "dropout_rate", "tie_word_embeddings")
+    sizes = {name: getattr(chosen, name) for name in (*_SIZES, *same)}
+    config: Any = config_class(FAMILIES["t5"])(vocab_size=vocabulary, **sizes, **special)
+    config.selattn = StockSettings(
+        selection=Selection() if chosen.attention == "selective" else None,
+        memory_epsilon=chosen.memory_epsilon,
+        memory_tau=chosen.memory_tau,
+        cache_budgets=chosen.cache_budgets,
+        cache_policy="selective" if chosen.attention == "selective" else "window+4",
+    ).to_dict()
+    return config
+
+
+@dataclass(frozen=True)
+class T5Ends:
+    """Where the course of a T5 ends, see `selattn.training.course.Ends`; its layers are those of the decoder."""
+
+    num_hidden_layers: int
+    selects: bool
+    selection_strength: float
+    budgets: Budgets | None
+
+
+def t5_ends(config: Any) -> T5Ends:
+    """What its config says of that."""
+    found = describe_t5(config)
+    return T5Ends(found.layers, found.selects, StockSettings.from_dict(config.selattn).strength, found.budgets)
+
+
+@dataclass(frozen=True)
+class T5Run(RunConfig):
+    """A run with span corruption: its data are `SpanData`, its model settings `T5Settings`."""
+
+    layer_class: ClassVar[str] = "T5Block"
+
+    def maker(self) -> T5Models:
+        """Makes T5 with new weights."""
+        return T5Models()
+
+    def model_settings(self) -> type:
+        """The class whose fields `model.NAME` sets."""
+        return T5Settings
+
+
+class T5Models:
+    """Makes the rows, and a T5 with new weights."""
+
+    def settings(self, run: RunConfig) -> T5Settings:
+        """The model's settings."""
+        return t5_settings(run)
+
+    def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
+        """By the sizes of encoder and decoder together."""
+        found = t5_settings(run)
+        assert isinstance(run.data, SpanData)
+        layers, vocabulary = found.num_layers + found.num_decoder_layers, found.vocab_size or run.data.vocabulary
+        layer = 4 * found.num_heads * found.d_kv + 2 * found.d_ff
+        sizes = Sizes(found.d_model * (vocabulary + layers * layer), vocabulary, layers, found.d_model)
+        check_memory(run, devices, device, sizes)
+
+    def prepare(self, run: RunConfig, progress: bool) -> Data:
+        """Other noise in each pass over the training rows, and the same one whenever it is evaluated."""
+        assert isinstance(run.data, SpanData)
+        tokenizer, stores = stores_of(run.data, None, progress)
+        tokenizer, spans = with_sentinels(tokenizer), run.data.spans()
+        train, validation = (TextRows(store, spans.tokens) for store in stores.values())
+        marks = (sentinels_of(tokenizer), tokenizer.eos_id)
+        return Data(
+            SpanSamples(train, spans, *marks, run.seed, samples(run)),
+            {"validation": SpanSamples(validation, spans, *marks, VALIDATION)},
+            tokenizer=tokenizer,
+            checksums={split: store.checksum for split, store in stores.items()},
+        )
+
+    def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
+        """With new weights."""
+        config = t5_config(run, tokenizer)
+        ends = t5_ends(config)
+        check_course(run, ends)
+        return Made(model_class(FAMILIES["t5"])(config), Course(run, ends))

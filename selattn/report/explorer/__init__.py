@@ -1,5 +1,0 @@
-"""The explorer: who masked whom and when it left, as one page that needs nothing but a browser."""
-
-from selattn.report.explorer.page import Page, explore
-
-__all__ = ["Page", "explore"]

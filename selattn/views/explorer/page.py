@@ -1,0 +1,193 @@
+"""One HTML file with everything inside: the text, F, attention, and when each token leaves.
+
+For each policy and for a grid of budgets, the same in every layer, the page holds when each token leaves, from forwards
+with these budgets in force: exact. Other combinations are replayed from F in the browser, and marked approximate.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from selattn.cache import Budgets, make_policy
+from selattn.errors import SelattnError
+from selattn.utils.files import write_text
+from selattn.views.trace import STEP, Model, Run, Trace, prepared, trace
+
+MOST_TOKENS, MOST_LAYERS = 2048, 28
+LARGE, COARSE = 8_000_000, 1 / 8  # so many entries of F and more are rounded more, or the page would be too large
+MOST_BYTES = 160_000_000
+SCRIPTS = ("data.js", "pane.js", "main.js")
+_HERE = Path(__file__).parent
+_PLACE = re.compile(r"/\*\{(\w+)\}\*/")
+
+_BLOB = '<script type="text/plain" id="blob-{name}">{data}</script>'
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page; a notebook shows it.
+
+    Attributes:
+        traces: what it shows, a model each.
+    """
+
+    traces: tuple[Trace, ...]
+
+    def html(self, serve: bool = False, view: str = "") -> str:
+        """The whole file.
+
+        Args:
+            serve: show a place to type new text, for a page that a server gives.
+            view: which view it opens with if its address names none.
+        """
+        header, blobs = self.parts(serve)
+        header["view"] = view
+        held = {
+            **_static(),
+            "header": json.dumps(header).replace("<", "\\u003c"),  # no text of a user's can end the element
+            "blobs": "\n".join(_BLOB.format(name=name, data=data) for name, data in blobs.items()),
+        }
+        return _PLACE.sub(lambda place: held[place[1]], (_HERE / "page.html").read_text("utf-8"))
+
+    def parts(self, serve: bool = False) -> tuple[dict[str, Any], dict[str, str]]:
+        """What the page's script reads first, and the packed numbers by name."""
+        blobs: dict[str, str] = {}
+        subjects = []
+        for number, found in enumerate(self.traces):
+            for layer, packed in enumerate(found.packed):
+                blobs[f"{number}-w{layer}"] = packed["weights"]["data"]
+                if packed["f"] is not None:
+                    blobs[f"{number}-f{layer}"] = packed["f"]["data"]
+            for run, done in enumerate(found.runs):
+                blobs[f"{number}-e{run}"] = done["evicted_at"]
+            subjects.append(
+                {
+                    **{name: getattr(found, name) for name in ("model", "tokens", "kinds", "shift", "cut_from")},
+                    "f": [None if packed["f"] is None else packed["f"]["step"] for packed in found.packed],
+                    "runs": [{key: run[key] for key in ("policy", "budgets", "per_head")} for run in found.runs],
+                }
+            )
+        size = len(json.dumps(subjects)) + sum(map(len, _static().values()))
+        size += sum(len(_BLOB) + len(name) + len(data) for name, data in blobs.items())
+        if size > MOST_BYTES:
+            raise SelattnError(
+                f"the page would have {size / 1e6:.0f} MB, and {MOST_BYTES / 1e6:.0f} is the most: show fewer tokens"
+            )
+        return {"subjects": subjects, "serve": serve, "bytes": size}, blobs
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, whole or not at all."""
+        path = Path(path)
+        write_text(path, self.html())
+        return path
+
+    def frame(self, view: str = "", height: int = 720) -> str:
+        """An element for another page: a frame of its own, which can reach nothing of what is around it.
+
+        Args:
+            view: which view it opens with, as the address bar has it behind the #.
+            height: in pixels.
+        """
+        inside = html.escape(self.html(view=view), quote=True)
+        return (
+            f'<iframe srcdoc="{inside}" sandbox="allow-scripts" title="What is forgotten" '
+            f'style="width: 100%; height: {height}px; border: 1px solid #ccc"></iframe>'
+        )
+
+    def _repr_html_(self) -> str:
+        """The page as a frame, which a notebook shows."""
+        return self.frame()
+
+
+@cache
+def _static() -> dict[str, str]:
+    """What is the same in every page."""
+    return {
+        "theme": (_HERE.parent / "theme.css").read_text("utf-8"),
+        "style": (_HERE / "style.css").read_text("utf-8"),
+        "script": "\n".join((_HERE / name).read_text("utf-8") for name in SCRIPTS),
+    }
+
+
+def explore(
+    model: Model | Sequence[Model],
+    text: str,
+    *,
+    policies: Sequence[str] | None = None,
+    budgets: Sequence[int] | None = None,
+    also: Sequence[Run] = (),
+    limit: int | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Page:
+    """Run models on a text, with and without budgets, and make the page of it.
+
+    Args:
+        model: a folder, a run's folder, zoo:NAME or what was loaded of one; or two of them, to be compared.
+        text: the text itself.
+        policies: who leaves; by default `selective` where a model selects, else `tova`, and H2O and Window+4.
+        budgets: the grid, K the same in every layer; by default powers of 2 below the number of tokens.
+        also: further budgets that differ between layers, each with its policy.
+        limit: at most so many tokens.
+        progress: is told what is done.
+    """
+    models: Sequence[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
+    if not 1 <= len(models) <= 2:
+        raise SelattnError(f"one model is shown, or two are compared, not {len(models)}")
+    return Page(tuple(_shown(each, text, policies, budgets, also, limit, progress) for each in models))
+
+
+def check_size(tokens: int, layers: int) -> None:
+    """More than the page can show without stutter is refused."""
+    if tokens > MOST_TOKENS or layers > MOST_LAYERS:
+        raise SelattnError(
+            f"{tokens:,} tokens and {layers} layers are more than a page shows ({MOST_TOKENS:,} and {MOST_LAYERS}): "
+            "give --tokens, or a smaller model"
+        )
+
+
+def usual_policies(selects: bool) -> list[str]:
+    """Who leaves, where the user does not say: the model's own way if it selects, and two that others use."""
+    return ["selective" if selects else "tova", "h2o", "window+4"]
+
+
+def page_step(tokens: int, layers: int) -> float:
+    """What F is rounded to: coarser where the page would be too large."""
+    return STEP if tokens * (tokens + 1) // 2 * layers < LARGE else COARSE
+
+
+def grid(size: int) -> list[int]:
+    """Powers of 2 from 2 on, below the number of tokens."""
+    return [2**power for power in range(1, size.bit_length()) if 2**power < size]
+
+
+def _shown(
+    model: Model,
+    text: str,
+    policies: Sequence[str] | None,
+    budgets: Sequence[int] | None,
+    also: Sequence[Run],
+    limit: int | None,
+    progress: Callable[[str], None],
+) -> Trace:
+    loaded, name, words = prepared(model, text)
+    about = loaded.description
+    size = min(len(words.ids), limit or about.context, about.context)
+    check_size(size, about.layers)
+    chosen = policies or usual_policies(about.selects)
+    runs: list[Run] = [(make_policy(each).name, k) for each in chosen for k in budgets or grid(size)]
+    runs += [(policy, Budgets.of(k) or k) for policy, k in also]
+    told = _told(runs, name, progress)
+    return trace(loaded, words, told, limit=limit, step=page_step(size, about.layers), name=name)
+
+
+def _told(runs: Sequence[Run], name: str, progress: Callable[[str], None]) -> Iterator[Run]:
+    for number, run in enumerate(runs, 1):
+        progress(f"{name}: forward {number} of {len(runs)} with budgets")
+        yield run

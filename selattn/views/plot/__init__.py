@@ -1,0 +1,31 @@
+"""The paper's pictures, each from a record, as matplotlib figures: `selattn.plot.masking(trace).savefig("f.pdf")`.
+
+From a trace of one text (`selattn.trace(model, text)`, or the record that `Trace.save` wrote):
+    tokens        what one token finds struck through by masking (red) and lit by attention (blue)
+    masking       F of each layer
+    words         the last row's masking over the words of the text, layer by layer
+    attention     attention of each layer, of one model or of several beside each other
+    kept          what remains in the cache under budgets, layer by layer
+From means over many texts (`selattn.views.mean.mean_f`): masking_mean, stability.
+From other records: tradeoff (`selattn eval --curve`), curves and scaling (training records), search (`selattn
+prune`).
+"""
+
+from selattn.views.plot.losses import curves, scaling, tradeoff
+from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability
+from selattn.views.plot.search import search
+from selattn.views.plot.text import tokens, words
+
+__all__ = [
+    "attention",
+    "curves",
+    "kept",
+    "masking",
+    "masking_mean",
+    "scaling",
+    "search",
+    "stability",
+    "tokens",
+    "tradeoff",
+    "words",
+]

@@ -1,0 +1,222 @@
+"""The one style of all figures: colors for the color-blind, sizes for print, panels, and text in cells."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, wraps
+from typing import Any, ParamSpec
+
+import numpy as np
+from matplotlib import font_manager, rc_context
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, SymLogNorm
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Patch
+
+from selattn.errors import SelattnError
+from selattn.views.figure import COLORS, STYLE
+
+BLUE, GREEN = COLORS[0], COLORS[2]
+RED = "#CC3311"  # a line through a word says the same to those who do not see red
+FUTURE = "#e4e4e4"  # what a row cannot see, as it comes later
+INK, SOFT, FAINT = "#1a1a1a", "#5c5c5c", "#8a8a8a"
+MONO = "DejaVu Sans Mono"  # comes with matplotlib; every letter is as wide as any other
+EM = 0.602  # that width, in font sizes
+
+# From dark to light as F rises, so that it reads in grey, too. Greener is lower: less masked.
+MASKING = LinearSegmentedColormap.from_list(
+    "masking", ["#00441b", "#1b7837", "#5aae61", "#a6dba0", "#e7f4e4", "#ffffff"]
+)
+MASKING_BLUE = LinearSegmentedColormap.from_list(
+    "masking", ["#08306b", "#2171b5", "#6baed6", "#b3d3e8", "#e9f2fa", "#ffffff"]
+)
+ATTENTION = LinearSegmentedColormap.from_list("attention", ["#ffffff", "#c6dbef", "#6baed6", "#2171b5", "#08306b"])
+
+WIDE = 7.0  # inches: the text of a page
+CELL = 5.6 / 72  # inches of a row that has its token beside it
+
+P = ParamSpec("P")
+
+
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
+    """Draw in the one style, whatever the user's own settings are."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Figure:
+        with rc_context(STYLE):
+            return draw(*args, **kwargs)
+
+    return drawn
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches that needs no window."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panels(figure: Figure, count: int, columns: int) -> list[Axes]:
+    """So many axes in rows; places that are left over stay empty."""
+    rows = math.ceil(count / columns)
+    grid = figure.subplots(rows, columns, squeeze=False)
+    flat = [axes for row in grid for axes in row]
+    for axes in flat[count:]:
+        axes.axis("off")
+    return flat[:count]
+
+
+def columns_for(count: int, most: int = 4) -> int:
+    """How many panels go into a row: equal rows where that is possible, longer ones where there are very many."""
+    rows = math.ceil(count / (most if count <= 4 * most else most + 2))
+    return math.ceil(count / rows)
+
+
+def panel_grid(count: int, size: int, named: bool) -> tuple[int, float]:
+    """How many panels of `size` rows go beside each other on a page, and how many inches each of them has.
+
+    `named`: tokens stand beside the rows, so that every row needs the height of a letter.
+    """
+    if named:
+        inches = max(1.6, CELL * size)
+        return max(1, min(count, int((WIDE - 0.8) // (inches + 0.35)))), inches
+    columns = columns_for(count)
+    return columns, min(1.8, (WIDE - 1.1) / columns)
+
+
+def heading(figure: Figure | SubFigure, text: str) -> None:
+    """The title above all, the same in every figure."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=9, weight="bold")
+
+
+def key(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
+    """What colors mean, below all."""
+    marks = [Patch(facecolor=color, edgecolor=FAINT, linewidth=0.5, label=what) for what, color in entries]
+    figure.legend(
+        handles=marks, loc="outside lower left", ncols=len(marks), frameon=False, fontsize=7, handlelength=1.2
+    )
+
+
+def masking_norm(highest: float) -> Normalize:
+    """Linear up to 1, then by powers of ten: F is 0 for what is needed, and hundreds for what is long forgotten."""
+    return SymLogNorm(linthresh=1.0, linscale=0.5, vmin=0.0, vmax=max(highest, 1.0), base=10)
+
+
+def masking_ticks(highest: float) -> list[float]:
+    """Whole powers of ten, as far as F goes."""
+    return [0.0, *(10.0**power for power in range(math.floor(math.log10(max(highest, 1.0))) + 1))]
+
+
+def square(axes: Axes, values: Any, colors: Colormap, norm: Normalize, title: str) -> Any:
+    """A lower triangle of values [N, N] as an image; what lies above the diagonal is the future."""
+    above = np.triu(np.ones_like(values, dtype=bool), 1)
+    image = axes.imshow(
+        np.ma.masked_array(values, above),
+        cmap=colors,
+        norm=norm,
+        interpolation="auto",  # where several entries fall on one pixel, the mean of their colors
+        interpolation_stage="rgba",
+        aspect="equal",
+        origin="upper",
+    )
+    axes.set_facecolor(FUTURE)
+    axes.set_title(title, loc="left", fontsize=8)
+    axes.tick_params(length=2, labelsize=7)
+    size = len(values)
+    ticks = sorted({0, size // 2, size - 1})
+    axes.set_xticks(ticks)
+    axes.set_yticks(ticks)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    return image
+
+
+def token_axes(axes: Axes, tokens: Sequence[str]) -> None:
+    """The tokens themselves along both axes, where they are few."""
+    names = [label(token) or "·" for token in tokens]
+    places = list(range(len(tokens)))
+    axes.set_xticks(places, names, rotation=90, fontsize=5, family=MONO)
+    axes.set_yticks(places, names, fontsize=5, family=MONO)
+    axes.tick_params(length=0, pad=1)
+
+
+def label(token: str) -> str:
+    """A token in a picture: no blank in front, line ends and tabs as signs, no letters that the font lacks."""
+    text = token[1:] if token.startswith(" ") and len(token) > 1 else token
+    for plain, sign in ((" ", "␣"), ("\n", "⏎"), ("\r", "␍"), ("\t", "⇥")):
+        text = text.replace(plain, sign)
+    return "".join(letter if ord(letter) in _letters() else "□" for letter in text)
+
+
+def written(token: str) -> str:
+    """A token inside its text: a blank of its own is a blank there."""
+    return token if token == " " else label(token) or "·"
+
+
+def cells(token: str) -> int:
+    """How many letters wide a token is drawn."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in written(token))
+
+
+def lines(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int]]:
+    """(line, column) of each token: words apart as they are written, in lines of `width` letters.
+
+    A line ends before a word, not inside one, unless the word alone is longer than a line. A token that is a blank ends
+    a word; it stays in its line, into the margin if need be.
+    """
+    line, column = 0, 0
+    for place, token in enumerate(tokens):
+        blank, size = token == " ", cells(token)
+        apart = token.startswith(" ") or (place == 1 and tokens[0].startswith("<"))  # <s> is no part of a word
+        gap = 1 if column and apart and not blank else 0
+        whole = size
+        if token.startswith(" ") or (place and tokens[place - 1] == " "):
+            for after in tokens[place + 1 :]:
+                if after.startswith((" ", "\n")) or whole > width:
+                    break
+                whole += cells(after)
+        needed = whole if whole <= width else size
+        if column and not blank and column + gap + needed > width:
+            line, column, gap = line + 1, 0, 0
+        yield line, column + gap
+        column += gap + size
+        if "\n" in token:
+            line, column = line + 1, 0
+
+
+def balanced(tokens: Sequence[str], most: int, least: int) -> int:
+    """The smallest width, from `least` on, in which the text has no more lines than in `most`: no lonely last word."""
+    count = _last_line(tokens, most)
+    low, high = min(least, most), most
+    while low < high:
+        middle = (low + high) // 2
+        if _last_line(tokens, middle) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _last_line(tokens: Sequence[str], width: int) -> int:
+    return max(line for line, _ in lines(tokens, width))
+
+
+def check_layers(wanted: Sequence[int] | None, layers: int) -> list[int]:
+    """The layers to draw, counted from 0; all of them by default."""
+    chosen = list(range(layers)) if wanted is None else list(wanted)
+    for layer in chosen:
+        if not 0 <= layer < layers:
+            raise SelattnError(f"there is no layer {layer}: the model has layers 0 to {layers - 1}")
+    if not chosen:
+        raise SelattnError("no layer is left to draw")
+    return chosen
+
+
+@cache
+def _letters() -> frozenset[int]:
+    """What the font has."""
+    path = font_manager.findfont(MONO, fallback_to_default=True)
+    return frozenset(font_manager.get_font(path).get_charmap())

@@ -1,0 +1,173 @@
+"""Figures in which the text itself is the picture: one token's view of those before it, and what remains of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from selattn.errors import SelattnError
+from selattn.views.plot.style import (
+    BLUE,
+    EM,
+    FAINT,
+    GREEN,
+    INK,
+    MONO,
+    RED,
+    SOFT,
+    balanced,
+    cells,
+    check_layers,
+    lines,
+    new_figure,
+    styled,
+    written,
+)
+from selattn.views.trace import Trace
+
+WIDTH, NARROW = 104, 62  # letters of a line: at most, and at least where there are several
+LINE = 2.0  # the height of a line, in widths of a letter
+FONT = 7.5
+DARKEST = 0.75  # the strongest blue or green still lets a letter be read
+
+
+@styled
+def tokens(
+    trace: Trace, layers: Sequence[int] | None = None, position: int | None = None, title: str | None = None
+) -> Figure:
+    """What the token at a position sees, layer by layer (the paper's figure 1).
+
+    A red line through a token: the share 1 - e^-F of its odds that masking takes away. Blue behind it: the attention
+    that it gets, a mean over the heads, the bluest being the most of all.
+
+    Args:
+        trace: of a text.
+        layers: counted from 0; all by default.
+        position: of the token that looks back; the last by default. It has a frame.
+        title: above all; the model's name by default.
+    """
+    chosen = check_layers(layers, trace.layers)
+    at = trace.size - 1 if position is None else position
+    if not 0 <= at < trace.size:
+        raise SelattnError(f"there is no token {at}: the text has tokens 0 to {trace.size - 1}")
+    seen = trace.tokens[: at + 1]
+    weights = [trace.weights(layer)[at, : at + 1] for layer in chosen]
+    most = max(float(row.max()) for row in weights) or 1.0
+    key = [
+        ("struck through: masked; the redder, the more: $1 - e^{-F}$", RED),
+        (f"lit: read; the bluest gets {most:.0%} of the attention", BLUE),
+        ("framed: the token that looks back", INK),
+    ]
+    figure, blocks = _blocks(seen, [_layer_title(trace, layer) for layer in chosen], title or trace.model, key)
+    for block, layer, row in zip(blocks, chosen, weights, strict=True):
+        masked = 1.0 - np.exp(-np.maximum(trace.F(layer)[at, : at + 1], 0.0))
+        for place in range(at + 1):
+            block.light(place, to_rgba(BLUE, DARKEST * float(row[place]) / most), f"attention {place}")
+            block.word(place, INK)
+            if masked[place] > 0:
+                block.strike(place, float(masked[place]), f"masking {place}")
+        block.frame(at)
+    return figure
+
+
+@styled
+def words(trace: Trace, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
+    """The last row of F over the words of the text: what each layer still sees of it, and what is masked.
+
+    The green behind a token is e^-F, what masking leaves of its odds: 1 is the strongest green, and 0 is none.
+    """
+    chosen = check_layers(layers, trace.layers)
+    key = [
+        ("lit: what the last token still sees; the greenest is all of it: $e^{-F} = 1$", GREEN),
+        ("grey: masked, $e^{-F} < 0.1$", FAINT),
+    ]
+    titles = [_layer_title(trace, layer) for layer in chosen]
+    figure, blocks = _blocks(trace.tokens, titles, title or trace.model, key)
+    for block, layer in zip(blocks, chosen, strict=True):
+        left = np.exp(-np.maximum(trace.F(layer)[-1], 0.0))
+        for place, share in enumerate(left):
+            block.light(place, to_rgba(GREEN, DARKEST * float(share)), f"left {place}")
+            block.word(place, INK if share > 0.1 else FAINT)
+    return figure
+
+
+def _layer_title(trace: Trace, layer: int) -> str:
+    kind = trace.kinds[layer]
+    return f"layer {layer}" if kind == "selective" else f"layer {layer} ({kind} attention)"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The text once, in axes that count letters: `places` has the line and the column of each token."""
+
+    axes: Axes
+    tokens: Sequence[str]
+    places: Sequence[tuple[int, int]]
+
+    def word(self, place: int, color: str) -> None:
+        """Draw the token at a place in a color."""
+        line, column = self.places[place]
+        how: Any = {"fontsize": FONT, "family": MONO, "va": "center_baseline", "zorder": 2}
+        self.axes.text(column, LINE * (line + 0.5), written(self.tokens[place]), color=color, **how)
+
+    def light(self, place: int, color: Any, gid: str) -> None:
+        """A color behind it."""
+        line, column = self.places[place]
+        box = Rectangle((column, LINE * line + 0.2), cells(self.tokens[place]), LINE - 0.4)
+        box.set(facecolor=color, edgecolor="none", zorder=1, gid=gid, clip_on=False)
+        self.axes.add_patch(box)
+
+    def strike(self, place: int, share: float, gid: str) -> None:
+        """A red line through it."""
+        line, column = self.places[place]
+        ends = [column, column + cells(self.tokens[place])]
+        (drawn,) = self.axes.plot(ends, 2 * [LINE * (line + 0.5)], solid_capstyle="butt")
+        drawn.set(color=RED, alpha=share, linewidth=1.1, zorder=3, gid=gid, clip_on=False)
+
+    def frame(self, place: int) -> None:
+        """A black frame around it."""
+        line, column = self.places[place]
+        box = Rectangle((column - 0.3, LINE * line + 0.12), cells(self.tokens[place]) + 0.6, LINE - 0.24)
+        box.set(fill=False, edgecolor=INK, linewidth=1.0, zorder=4, clip_on=False)
+        self.axes.add_patch(box)
+
+
+def _blocks(
+    tokens: Sequence[str], titles: Sequence[str], title: str, key: Sequence[tuple[str, str]]
+) -> tuple[Figure, list[_Block]]:
+    """A figure with one block of text for each title, and below them what the colors mean."""
+    wide = balanced(tokens, WIDTH, NARROW)
+    places = list(lines(tokens, wide))
+    count = places[-1][0] + 1
+    letter = EM * FONT / 72  # inches
+    margin, head, top, foot = 0.15, 0.25, 0.32, 0.17 * len(key) + 0.24
+    width = wide * letter + 2 * margin
+    height = len(titles) * (count * LINE * letter + head) + top + foot
+    figure = new_figure(width, height)
+    figure.set_layout_engine("none")
+    figure.text(margin / width, (height - 0.2) / height, title.replace("\n", " "), fontsize=9, weight="bold")
+    found = []
+    bottom = height - top
+    for name in titles:
+        bottom -= head + count * LINE * letter
+        axes = figure.add_axes((margin / width, bottom / height, wide * letter / width, count * LINE * letter / height))
+        axes.set(xlim=(0, wide), ylim=(count * LINE, 0))
+        axes.axis("off")
+        axes.set_title(name, loc="left", fontsize=7.5, pad=2, color=SOFT)
+        found.append(_Block(axes, tokens, places))
+    for row, (text, color) in enumerate(key):
+        y = foot - 0.28 - 0.17 * row
+        mark = Rectangle(
+            (margin / width, (y - 0.01) / height), 0.14 / width, 0.1 / height, transform=figure.transFigure
+        )
+        mark.set(facecolor="none" if color == INK else color, edgecolor=color, linewidth=0.8)
+        figure.add_artist(mark)
+        figure.text((margin + 0.21) / width, y / height, text, fontsize=7, color=INK, parse_math=True)
+    return figure, found

@@ -1,0 +1,69 @@
+"""Every command of the lab refuses what it cannot do in one line, and leaves nothing behind."""
+
+import shlex
+
+import pytest
+
+from lab.__main__ import main as lab
+from tests.evaluation.folders import text_file
+
+HUGE = 10**30
+CASES = {
+    "needle --all": "give names of experiments, or --all; see 'python -m lab list'",
+    "--scale smoke": "give names of experiments, or --all",
+    "neddle": "unknown experiment 'neddle'; did you mean 'needle'?",
+    "needle --scale huge": "invalid choice: 'huge'",
+    "needle --source text.txt": "--source would change nothing: the smoke scale reads",
+    "needle --seeds 0,x": "must be a whole number, not 'x'",
+    "needle --seeds 1,1": "must be different seeds, not '1,1'",
+    "masks --scale laptop --positions sinus": "unknown positions 'sinus': choose rotary or learned",
+    "masks --scale laptop --positions rotary,rotary": "must be different positions",
+    "masks --positions learned": "--positions is for the laptop scale: at the smoke scale",
+    "needle --scale laptop --positions rotary": "--positions would change nothing: needle does not",
+    "needle --extend": "--extend is for tables of losses: needle measures the trained models",
+    "needle --adopt text.txt": "text.txt is not a folder: --adopt takes",
+    "needle --out text.txt": "text.txt is not a folder",
+    "needle seed=1": "seed=... is set by --seeds",
+    "needle fine-tuning schedule.steps=9": "schedule.steps=... cannot be set for fine-tuning, whose",
+    "needle batch.sise=1": "unknown field 'batch.sise'",
+    "list --all": "unrecognized arguments: --all",
+    "list neddle": "did you mean 'needle'?",
+    "again nowhere.json": "cannot read nowhere.json",
+    "again": "the following arguments are required: RECORD",
+    "demo --steps 0": "--steps must be at least 1, not 0",
+    "demo --steps x": "--steps must be a whole number, not 'x'",
+    "demo --example --steps 3": "--steps would change nothing: --example trains nothing",
+    "show": "the following arguments are required: name",
+    "show parrity": "unknown task 'parrity'; did you mean 'parity'?",
+    "show copy --samples 0": "--samples must be at least 1, not 0",
+    f"show copy --samples {HUGE}": "--samples must be at most",
+    "show copy --seed -1": "--seed must be at least 0",
+    f"show copy --seed {HUGE}": "--seed must be at most",
+    "show copy --set longest": "--set takes NAME=NUMBER",
+    f"show copy --set longest={HUGE}": "the number of at most 6 digits",
+    "show copy --set longst=3": "task copy has no setting 'longst'; did you mean 'longest'?",
+    "show copy --set longest=0": "copy: longest (0) is less than shortest (1)",
+    "train": "no run given: give one that --list lists",
+    "train parity-smal-selective": "unknown run 'parity-smal-selective'; did you mean 'parity-small-selective'?",
+    "train parity-small-selective data.bits=0": "parity: bits must be at least 2",
+    "zoo memroy": "unknown model 'memroy'; did you mean 'memory'?",
+    "zoo standard --source nowhere.txt": "no such file or folder: nowhere.txt",
+    "zoo standard nonsense=1": "unknown field 'nonsense'",
+    "zoo variable-assignment-standard --source text.txt": "--source would change nothing",
+    "zoo --source ''": "--source must not be empty",
+}
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_refused_in_one_line(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("SELATTN_ZOO", str(tmp_path / "no zoo"))
+    text_file(tmp_path / "text.txt", documents=4)
+    assert lab(shlex.split(words)) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("selattn: error: ")
+    assert err.count("\n") == 1
+    assert CASES[words] in err
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

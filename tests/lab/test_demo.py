@@ -1,0 +1,183 @@
+"""`python -m lab demo`: the mechanism does in the example what the paper says, and the drawing shows it."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab.__main__ import main as lab
+from lab.demo import contest, story
+from lab.demo import draw as _draw
+from lab.demo.assignment import ANSWERS, TOKENS, compute
+from lab.runs import find_run
+from selattn.data import Reading
+from selattn.evaluation.text import Text
+from selattn.training.config import Evaluation
+from tests.evaluation.folders import model_folder, text_file
+from tests.views.outline import Outline
+
+BOS, Y7, X1, X3, Z5, QUESTION = range(6)
+
+
+@pytest.fixture(scope="module")
+def example():
+    return compute()
+
+
+def test_only_x3_masks_x1(example):
+    """S: an assignment masks the earlier ones to its variable. The question does too, which is too late to matter."""
+    expected = torch.zeros(6, 6)
+    expected[X3, X1] = expected[QUESTION, X1] = expected[QUESTION, X3] = 5
+    torch.testing.assert_close(example.S, expected)
+
+
+def test_F_counts_for_later_tokens_only(example):
+    expected = torch.zeros(6, 6)
+    expected[Z5, X1] = expected[QUESTION, X1] = 5
+    torch.testing.assert_close(example.F, expected)
+
+
+def test_F_is_what_separates_the_two_attentions(example):
+    """Where a row of F is zero nothing changes; elsewhere the odds change by exp(-F)."""
+    torch.testing.assert_close(example.selective[:Z5], example.standard[:Z5])
+    expected = torch.softmax(example.standard.log() - example.F, dim=-1)
+    torch.testing.assert_close(example.selective, expected)
+
+
+def test_standard_attention_cannot_tell_and_selective_attention_can(example):
+    one, three = ANSWERS.index("1"), ANSWERS.index("3")
+    assert example.standard_answer[one] == example.standard_answer[three]
+    assert example.standard_answer[one] > 0.49
+    assert example.selective_answer[three] > 0.98
+    for answer in (example.standard_answer, example.selective_answer):
+        torch.testing.assert_close(answer.sum(), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_drawing(columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert lab(["demo", "--example"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= columns
+    assert "x=3 masks x=1" in out
+    assert "Standard attention reads 1 (0.50) and 3 (0.50) alike." in out
+    assert "Selective attention answers 3 (0.99)." in " ".join(out.split())
+    # The last rows of S beside F, and of the two attentions beside each other.
+    rows = [line.split() for line in out.splitlines() if line.startswith("x=?")]
+    assert rows == [
+        ["x=?", *"005500", "x=?", *"005000"],
+        ["x=?", "0", "0", "0.50", "0.50", "0", "0", "x=?", "0.01", "0", "0.01", "0.99", "0", "0"],
+    ]
+
+
+@pytest.fixture
+def _small(tmp_path, monkeypatch):
+    """The same stages with little to do: one step, and a model of text that was never trained."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
+    batch = dataclasses.replace(find_run("variable-assignment-small-standard").batch, size=2)
+    shrunk = {
+        kind: dataclasses.replace(
+            find_run(f"variable-assignment-small-{kind}"), batch=batch, evaluation=Evaluation(rows=4)
+        )
+        for kind in ("selective", "standard")
+    }
+    monkeypatch.setattr(contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
+    model_folder(Path("model"))
+    text = Text(str(text_file(Path("text.txt"), documents=40)), reading=Reading(validation=0.8))
+    little = partial(story.Sizes, samples=4, questions=6, model="model", text=text, rows=2, batch=2, tokens=3)
+    monkeypatch.setattr(story, "Sizes", little)
+
+
+@pytest.mark.usefixtures("_small")
+def test_the_story_is_told_and_reported(capsys, monkeypatch):
+    """That every stage is there, not that anything was learned."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert lab(["demo", "--steps", "1", "--html", "deep/story.html"]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[-1] == "deep/story.html"
+    assert max(map(len, out.splitlines())) <= 80
+    assert [line.split(" ─")[0] for line in out.splitlines() if re.match(r"\d\. ", line)] == [
+        *("1. Learning", "2. Looking", "3. Forgetting", "4. Reading", "5. Reporting")
+    ]
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    learned, shown = rows[:2], {row[0]: row[1:] for row in rows[2:6]}
+    assert [row[0] for row in learned] == ["100 values (as trained)", "2 values (never seen)"]
+    assert list(shown) == ["loss, nats per token", "right answers of 6", "bytes of the cache", "tokens per second"]
+    # The page has the same numbers.
+    page = Outline(Path("deep/story.html").read_text())
+    answers, costs, budgets, text_costs, text_budgets = page.tables
+    assert [row[1:3] for row in answers[1:]] == [row[1:3] for row in learned]
+    held = {row[0]: row[1:] for row in costs[1:]}
+    assert held["right answers of 6"] == shown["right answers of 6"]
+    assert held["bytes of the cache"] == shown["bytes of the cache"]
+    assert held["loss on 6 unseen rows, nats"] == shown["loss, nats per token"]
+    for table, cost, size in ((budgets, costs, 35), (text_budgets, text_costs, None)):
+        kept = [int(row[1]) for row in table[1:-1]]
+        assert cost[1][2] == table[-1][1] == f"{sum(kept):,}"
+        assert size is None or cost[1][1] == f"{len(kept) * size:,}"
+    assert not Path("runs").exists()
+
+
+@pytest.mark.usefixtures("_small")
+def test_a_story_that_is_interrupted_says_so_in_one_line(capsys, monkeypatch):
+    """In a training, which ends with a checkpoint, and anywhere else."""
+    monkeypatch.setattr(story, "contest", lambda *given: None)
+    assert lab(["demo", "--steps", "1", "--html", "story.html"]) == 130
+    assert capsys.readouterr().err == "\nselattn: interrupted\n"
+
+    def stop(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(story, "contest", stop)
+    assert lab(["demo", "--steps", "1", "--html", "story.html"]) == 130
+    assert capsys.readouterr().err == "\nselattn: interrupted\n"
+    assert not Path("story.html").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told_first(capsys, tmp_path):
+    assert lab(["demo", "--html", str(tmp_path)]) == 2
+    assert lab(["demo", "--example", "--html", "a.html"]) == 2
+    assert capsys.readouterr().err.count("\n") == 2
+
+
+def test_narrow_terminals_stack_the_matrices(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert lab(["demo", "--example"]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 60
+    assert sum(line.startswith("x=?") for line in out.splitlines()) == 4
+
+
+def test_arrows_point_at_their_tokens():
+    sentence, arrow = _draw.sentence(TOKENS, [False] * 6, 7).plain, _draw.arrow(QUESTION, [X1, X3], 6, 7)
+    assert [sentence[i - 1 : i + 2] for i, c in enumerate(arrow) if c == "▲"] == ["x=1", "x=3"]
+    assert sentence[arrow.index("╯") - 1 : arrow.index("╯") + 2] == "x=?"
+
+
+def piped(**settings):
+    command, env = [sys.executable, "-m", "lab", "demo", "--example"], {**os.environ, **settings}
+    done = subprocess.run(command, capture_output=True, timeout=120, check=True, env=env)
+    assert done.stderr == b""
+    return done.stdout
+
+
+def test_piped_output_has_no_escape_codes():
+    out = piped(PYTHONIOENCODING="utf-8").decode()
+    assert "\x1b" not in out
+    assert "▲──────╯" in out
+
+
+def test_colour_strikes_x1_through():
+    out = piped(PYTHONIOENCODING="utf-8", FORCE_COLOR="1", TERM="xterm-256color", COLORTERM="truecolor").decode()
+    assert re.search(r"\x1b\[9;31mx=1\x1b\[0m", out)
+
+
+def test_a_terminal_without_unicode_gets_no_traceback():
+    assert b"Selective attention" in piped(PYTHONIOENCODING="ascii")

@@ -1,0 +1,99 @@
+"""Figures are written whole, in the format of their name."""
+
+import re
+
+import pytest
+from matplotlib.figure import Figure
+
+from selattn.errors import SelattnError
+from selattn.pruning import Step
+from selattn.views.figure import save_figure, shades
+from selattn.views.search_path import draw_path
+from selattn.views.tradeoff import draw_tradeoff, panels_of_tradeoff
+
+PATH = [
+    Step(0, None, (16, 16), 2.0, 1.0),
+    Step(1, 0, (8, 16), 2.01, 32 / 24),
+    Step(2, 1, (8, 8), 2.2, 2.0),
+]
+
+
+def record(*losses):
+    points = [{"kv_size": 2.0 ** (5 - i), "loss": {"text": loss}} for i, loss in enumerate(losses)]
+    return {
+        "context": 64,
+        "texts": {"text": {}},
+        "baseline": {"name": "standard", "loss": {"text": 2.1}},
+        "curves": [{"name": "a", "points": points}, {"name": "b", "points": points[:1]}],
+    }
+
+
+def test_the_path_of_a_search(tmp_path):
+    draw_path(tmp_path / "a" / "path.svg", PATH, PATH[1], 2.1, "title")
+    text = (tmp_path / "a" / "path.svg").read_text()
+    assert text.startswith("<?xml")
+    assert words(text) >= {"title", "threshold 2.1000", "chosen: 1.3 times less", "1", "2", "8", "16", "layer", "0"}
+    draw_path(tmp_path / "path.png", PATH, PATH[2])
+    assert (tmp_path / "path.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def words(svg):
+    """Matplotlib draws letters as paths, and writes beside them what they say."""
+    return set(re.findall("<!-- (.*?) -->", svg))
+
+
+def test_many_layers_have_colours_of_their_own(tmp_path):
+    assert len(set(shades(3))) == 3
+    assert len(set(shades(30))) == 30
+    steps = [Step(0, None, (16,) * 30, 2.0, 1.0), Step(1, 0, (8,) * 30, 2.1, 2.0)]
+    draw_path(tmp_path / "path.svg", steps, steps[1])
+    assert {str(layer) for layer in range(30)} <= words((tmp_path / "path.svg").read_text())
+
+
+def test_the_axes_are_plain_numbers(tmp_path):
+    """KV sizes below, the memory factor that belongs to each above."""
+    draw_tradeoff(tmp_path / "curve.svg", record(2.0, 2.05, 2.4))
+    found = words((tmp_path / "curve.svg").read_text())
+    assert found >= {"a", "b", "standard, whole cache", "text", "memory factor", "32", "16", "8", "2", "4"}
+    assert not any("times" in word or "^" in word for word in found)
+
+
+def test_a_name_is_no_formula(tmp_path):
+    curves = record(2.0, 2.05, 2.4)
+    curves["curves"][0]["name"] = r"$\half$ of it"
+    draw_tradeoff(tmp_path / "curve.svg", curves)
+    assert r"$\half$ of it" in words((tmp_path / "curve.svg").read_text())
+
+
+def test_several_seeds_have_a_band():
+    plain, seeds = record(2.0, 2.05, 2.4), record(2.0, 2.05, 2.4)
+    for point in seeds["curves"][0]["points"]:
+        point["losses"] = {"text": [point["loss"]["text"] - 0.1, point["loss"]["text"] + 0.2]}
+    found = []
+    for data in (plain, seeds):
+        figure = Figure()
+        panels_of_tradeoff(figure, data)
+        found.append(figure.axes[0].collections)
+    assert len(found[0]) == 0
+    (band,) = found[1]
+    corners = {(round(x, 6), round(y, 6)) for x, y in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(32, 1.9), (32, 2.2), (16, 1.95), (16, 2.25), (8, 2.3), (8, 2.6)}
+
+
+def test_the_trade_off(tmp_path):
+    draw_tradeoff(tmp_path / "curve.png", record(2.0, 2.05, 2.4))
+    one = (tmp_path / "curve.png").read_bytes()
+    draw_tradeoff(tmp_path / "curve.png", record(2.0, 2.05, 2.9))
+    assert (tmp_path / "curve.png").read_bytes() != one
+    assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
+
+
+def test_nothing_is_left_of_a_figure_that_fails(tmp_path):
+    def draw(figure):
+        raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError):
+        save_figure(tmp_path / "a.png", draw)
+    with pytest.raises(SelattnError, match="must end with"):
+        save_figure(tmp_path / "a.txt", draw)
+    assert list(tmp_path.iterdir()) == []
