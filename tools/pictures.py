@@ -20,7 +20,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lab.engine.frame import Reproduction
+from lab.engine.records import Reproduction
 from lab.experiments import find_experiment
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError

@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.engine.frame import Cell, Claim, Reproduction
-from lab.engine.trio import TITLES
-from lab.engine.verdicts import differences
+from lab.engine.experiment import TITLES
+from lab.engine.records import Cell, Claim, Reproduction, differences
 from lab.experiments import find_experiment
 from selattn.utils.records import read_record
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lab.engine.frame import Cell, Reproduction
+from lab.engine.records import Cell, Reproduction
 from selattn.training.identity import source_name
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16"}  # that are worth a word
@@ -17,7 +17,7 @@ _SPECIAL = re.compile(r"([&%$#_{}])")
 
 
 @dataclass(frozen=True)
-class Table:
+class RecordTable:
     """Texts in rows and columns.
 
     Attributes:
@@ -66,7 +66,7 @@ def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([lines[0], f"|{' --- |' * len(columns)}", *lines[1:]]) + "\n"
 
 
-def table_of(record: Reproduction) -> Table:
+def table_of(record: Reproduction) -> RecordTable:
     """The cells of a record: a column for each of theirs, and one beside it where the paper has numbers."""
     rows = list(dict.fromkeys(cell.row for cell in record.cells))
     columns = list(dict.fromkeys(cell.column for cell in record.cells))
@@ -86,7 +86,7 @@ def table_of(record: Reproduction) -> Table:
     runs = "one run" if len(record.seeds) == 1 else f"mean of {len(record.seeds)} seeds (smallest to largest)"
     trained = record.models or record.earlier
     where = f"{record.scale} scale, {runs}; {what_was_run(record)}" if trained else record.data
-    return Table(f"{record.paper}: {record.sentence}", where, tuple(headings), tuple(body), record.notes)
+    return RecordTable(f"{record.paper}: {record.sentence}", where, tuple(headings), tuple(body), record.notes)
 
 
 def what_was_run(record: Reproduction) -> str:

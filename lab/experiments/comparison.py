@@ -9,12 +9,10 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.experiment import Experiment, trio
 from lab.engine.lab import Lab
-from lab.engine.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
-from lab.engine.trio import trio
-from lab.engine.verdicts import differences
-from lab.runs.scales import Scale
+from lab.engine.pruning import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
+from lab.engine.records import Cell, Claim, Measured, Reproduction, Values, differences
 from selattn.evaluation.results import Baseline
 from selattn.views.plot import tradeoff as draw_tradeoff
 
@@ -26,12 +24,7 @@ _SHOWN = 0.6  # nats above the standard model's loss: what is worse is left out 
 _CURVES = (*_OURS, *POLICIES)
 
 
-def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
-    """The three models that are trained longest."""
-    return trio(scale, seeds)
-
-
-def evaluate(lab: Lab) -> Found:
+def evaluate(lab: Lab) -> Measured:
     """The loss of every method at the same sizes, on all documents and on long ones."""
     found = [tradeoff(lab, seed) for seed in lab.seeds]
     context = found[0].context
@@ -52,7 +45,7 @@ def evaluate(lab: Lab) -> Found:
     for text in (ALL, LONG):
         losses = tuple(base.loss[text] for base in bases)
         cells.append(Cell(f"loss, {sizes[0]} tokens a layer, {text}", "standard, whole cache", losses))
-    return Found(tuple(cells), details={"tradeoff": _over_seeds(at, sizes, bases, context)})
+    return Measured(tuple(cells), details={"tradeoff": _over_seeds(at, sizes, bases, context)})
 
 
 def conclude(record: Reproduction) -> Reproduction:
@@ -61,7 +54,7 @@ def conclude(record: Reproduction) -> Reproduction:
     sizes = [point["kv_size"] for point in found["curves"][0]["points"]]
     small = min(sizes, key=lambda size: abs(size - found["context"] // 16))
 
-    def at(name: str) -> tuple[float | None, ...]:
+    def at(name: str) -> Values:
         return record.cell(f"loss, {small} tokens a layer, {ALL}", name).values
 
     claims = tuple(
@@ -111,12 +104,14 @@ def draw(record: Reproduction) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="comparison",
-    paper="Figure 7",
-    sentence="selective attention beside H2O, TOVA and Window+4 at the same KV size",
-    needs=needs,
-    evaluate=evaluate,
-    figure=draw,
-    conclude=conclude,
+EXPERIMENTS = (
+    Experiment(
+        "comparison",
+        "Figure 7",
+        "selective attention beside H2O, TOVA and Window+4 at the same KV size",
+        trio,
+        evaluate,
+        draw,
+        conclude=conclude,
+    ),
 )

@@ -1,4 +1,4 @@
-"""Section 6.2 and Figure 6: how much less memory at the standard model's loss, and keeping the gain."""
+"""Section 6.2 and Figure 6: how much less memory at the standard loss, and keeping the gain; by context size."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from matplotlib.figure import Figure
 
-from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.experiment import TITLES, WHO, Experiment, Need, trio, with_seeds
 from lab.engine.lab import Lab
-from lab.engine.pruned import (
+from lab.engine.pruning import (
     ALL,
     GAIN,
     LONG,
@@ -23,9 +23,8 @@ from lab.engine.pruned import (
     tradeoff,
     whole,
 )
-from lab.engine.trio import TITLES, WHO, trio
-from lab.engine.verdicts import differences
-from lab.runs.scales import Scale, scale_of
+from lab.engine.records import Cell, Claim, Measured, Reproduction, Values, differences
+from lab.scales import KINDS, Scale, scale_of
 from selattn.evaluation.results import Tradeoff
 from selattn.utils.typed import from_json, to_json
 from selattn.views.plot import tradeoff as draw_tradeoff
@@ -43,32 +42,27 @@ _SEARCHED = ("factor of the budgets searched", "their loss, unseen documents", "
 EQUAL, OWN = "times less memory at the standard loss", "times less memory at the own loss"
 
 
-def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
-    """The three models that are trained longest."""
-    return trio(scale, seeds)
-
-
-def evaluate(lab: Lab) -> Found:
+def _evaluate(lab: Lab) -> Measured:
     """The trade-offs on unseen documents, and budgets that the searches find for the standard model's loss."""
     found = [tradeoff(lab, seed) for seed in lab.seeds]
     cells = []
     for kind in CURVES:
         cells += _by_search(TITLES[kind], [_searched(lab, kind, seed) for seed in lab.seeds], found[0].context)
     lab.settings["gain"] = GAIN
-    return Found(tuple(cells), details={"tradeoffs": [to_json(each) for each in found]})
+    return Measured(tuple(cells), details={"tradeoffs": [to_json(each) for each in found]})
 
 
-def conclude(record: Reproduction) -> Reproduction:
+def _conclude(record: Reproduction) -> Reproduction:
     """What is read off the trade-offs: losses, and factors at the standard model's loss and at the own."""
     found = [from_json(Tradeoff, each) for each in record.details["tradeoffs"]]
     context = found[0].context
-    cells = [Cell(f"loss, {text}", "standard", tuple(base_loss(each, text) for each in found)) for text in (ALL, LONG)]
-    factors: dict[tuple[str, str, str], tuple[float | None, ...]] = {}
+    cells = [Cell(f"loss, {text}", "standard", tuple(_base_loss(each, text) for each in found)) for text in (ALL, LONG)]
+    factors: dict[tuple[str, str, str], Values] = {}
     for name, curve, column in _columns():
         points = [curve_of(each, curve).points for each in found]
         for text in (ALL, LONG):
             losses = [whole(each, text) for each in points]
-            limits = {"equal": [base_loss(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
+            limits = {"equal": [_base_loss(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
             if name in CURVES:
                 cells.append(Cell(f"loss, {text}", column, tuple(losses)))
             for what, row in (("equal", EQUAL), ("gain", OWN)):
@@ -104,13 +98,13 @@ def _by_search(column: str, found: Sequence[AtLimit | None], context: int) -> li
     ]
 
 
-def base_loss(found: Tradeoff, text: str) -> float:
+def _base_loss(found: Tradeoff, text: str) -> float:
     """The standard model's loss on a text, with its whole cache."""
     assert found.baseline is not None
     return found.baseline.loss[text]
 
 
-def _claims(factors: Mapping[tuple[str, str, str], tuple[float | None, ...]]) -> tuple[Claim, ...]:
+def _claims(factors: Mapping[tuple[str, str, str], Values]) -> tuple[Claim, ...]:
     at = "times less memory at the standard model's loss (0: above it with everything kept)"
     own = f"times less memory within {GAIN} nats of its own unpruned loss"
     known = {what: tuple(value or 0.0 for value in values) for what, values in factors.items()}
@@ -158,19 +152,97 @@ def _notes(record: Reproduction, context: int) -> tuple[str, ...]:
     )
 
 
-def draw(record: Reproduction) -> Figure:
+def _draw(record: Reproduction) -> Figure:
     """Loss against KV size, of the first seed; all seeds are in the table."""
     found = dict(record.details["tradeoffs"][0])
     found["curves"] = [curve for curve in found["curves"] if curve["name"] in CURVES.values()]
     return draw_tradeoff(found)
 
 
-EXPERIMENT = Experiment(
-    name="efficiency",
-    paper="Figure 6 and section 6.2",
-    sentence="how much less memory selective attention needs, at the standard loss and keeping its gain",
-    needs=needs,
-    evaluate=evaluate,
-    figure=draw,
-    conclude=conclude,
+# --- By context size
+
+# By context: selective, with the memory loss, that on long examples, and keeping the gain; d=12.
+_BY_CONTEXT = {512: (5.0, 16.0, 12.0, 3.0), 1024: (7.0, 25.0, 18.0, 4.0), 2048: (8.0, 47.0, 24.0, 4.0)}
+_AT_ALL, _AT_LONG = "at the standard loss, all documents", "at the standard loss, long documents"
+_KEPT = "keeping the gain, all documents"
+
+
+def _contexts_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+    """The three kinds at every context size."""
+    runs = {
+        f"{kind}, {context} tokens": scale.run(kind, context=context, batch=scale.context_batch)
+        for context in sorted(scale.contexts)
+        for kind in KINDS
+    }
+    return with_seeds(runs, seeds)
+
+
+def _evaluate_contexts(lab: Lab) -> Measured:
+    """The factors at each context size, on unseen documents."""
+    cells, at = [], {}
+    for context in sorted(lab.scale.contexts):
+        found = [tradeoff(lab, seed, others=False, suffix=f", {context} tokens") for seed in lab.seeds]
+        for kind, curve in CURVES.items():
+            points = [curve_of(each, curve).points for each in found]
+            own = [whole(each, ALL) + GAIN for each in points]
+            for what, text, limits in (
+                (_AT_ALL, ALL, [_base_loss(each, ALL) for each in found]),
+                (_AT_LONG, LONG, [_base_loss(each, LONG) for each in found]),
+                (_KEPT, ALL, own),
+            ):
+                values = tuple(
+                    factor_at(each, text, limit, context) for each, limit in zip(points, limits, strict=True)
+                )
+                at[context, kind, what] = values
+                row = f"{context} tokens: times less memory {what}"
+                cells.append(Cell(row, TITLES[kind], values, _paper_by_context(context, kind, what), digits=1))
+    low, high = min(lab.scale.contexts), max(lab.scale.contexts)
+    claims = [
+        Claim(
+            f"The memory that is saved grows with the context ({TITLES[kind]}).",
+            tuple(
+                None if a is None or b is None else a / b
+                for a, b in zip(at[high, kind, _AT_ALL], at[low, kind, _AT_ALL], strict=True)
+            ),
+            f"factor at {high} tokens over the factor at {low}",
+            than=1.0,
+            paper=paper,
+            digits=2,
+        )
+        for kind, paper in (("selective", 1.6), ("memory", 2.9))
+    ]
+    lab.settings["gain"] = GAIN
+    notes = (
+        f"Factors where the curve on unseen documents crosses the loss; the gain counts as kept within {GAIN} nats.",
+        "The paper: contexts of 512, 1,024 and 2,048, d=12.",
+    )
+    return Measured(tuple(cells), tuple(claims), notes)
+
+
+def _paper_by_context(context: int, kind: str, what: str) -> float | None:
+    if context not in _BY_CONTEXT:
+        return None
+    selective, memory, long, gain = _BY_CONTEXT[context]
+    places = {("selective", _AT_ALL): selective, ("selective", _KEPT): gain}
+    places |= {("memory", _AT_ALL): memory, ("memory", _AT_LONG): long}
+    return places.get((kind, what))
+
+
+EXPERIMENTS = (
+    Experiment(
+        "efficiency",
+        "Figure 6 and section 6.2",
+        "how much less memory selective attention needs, at the standard loss and keeping its gain",
+        trio,
+        _evaluate,
+        _draw,
+        conclude=_conclude,
+    ),
+    Experiment(
+        "efficiency-contexts",
+        "Figure 6 and section 6.2, by context size",
+        "how the memory that is saved grows with the context size",
+        _contexts_needs,
+        _evaluate_contexts,
+    ),
 )

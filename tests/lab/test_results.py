@@ -9,13 +9,13 @@ import pytest
 from lab import experiments
 from lab.__main__ import main as lab
 from lab.engine import run
-from lab.engine.again import again
 from lab.engine.earlier import earlier_records
-from lab.engine.frame import Cell, Claim, Reproduction
+from lab.engine.records import Cell, Claim, Reproduction
+from lab.engine.run import again
 from lab.results import conclude, results_page
 from selattn.errors import SelattnError
 from selattn.utils.records import read_body, write_record
-from tests.lab.tiny import TINY
+from tests.lab.tiny import only_tiny  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results/reproduce/laptop").glob("*.json"))
@@ -95,9 +95,7 @@ def test_earlier_records_are_those_of_the_files():
 
 
 @pytest.fixture
-def record(tmp_path, monkeypatch):
-    for place in (experiments, run):
-        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": TINY})
+def record(tmp_path, only_tiny):  # noqa: F811
     run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out")
     return tmp_path / "out/smoke/tiny.json"
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.tasks.sentinels import sentinels_of, with_sentinels
-from lab.tasks.spans import Spans, SpanSamples, TextRows, corrupt
+from lab.spans import Spans, SpanSamples, TextRows, corrupt, sentinels_of, with_sentinels
 from selattn.data import build_store, read_tokenizer
 from selattn.data.draws import Draw
 from selattn.errors import SelattnError
