@@ -35,7 +35,7 @@ from selattn.utils.distributed import leads
 T = TypeVar("T")
 
 COMMANDS = {
-    "demo": "lab.demo.command",
+    "demo": "lab.demo",
     "mixture": "lab.mixture",
     "show": "lab.tasks",
     "train": "lab.runs",
