@@ -143,10 +143,10 @@ def carry_out(args: argparse.Namespace, **more: Any) -> int:
 
 def _list(argv: Sequence[str]) -> int:
     """A table of experiments: what each is, how long it takes on a laptop, and at which scales there is a record."""
-    from lab.engine.earlier import earlier_records
     from lab.engine.progress import in_words, seconds
     from lab.engine.run import OUT
     from lab.experiments import EXPERIMENTS, find_experiment
+    from lab.results import earlier_records
     from lab.scales import LAPTOP
 
     parser = Parser(prog="python -m lab list", description="List the experiments, and what is recorded.")
@@ -155,7 +155,7 @@ def _list(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     table = Table("name", "in the paper", "what", "scales", "laptop", "recorded", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.columns[0].no_wrap = True
-    before = earlier_records(args.out.parent)
+    before = earlier_records(args.out)
     for each in [find_experiment(name) for name in args.names] or EXPERIMENTS.values():
         time = in_words(seconds(each.needs(LAPTOP, LAPTOP.seeds).values())) if LAPTOP.name in each.scales else ""
         there = [scale for scale in each.scales if (args.out / scale / f"{each.name}.json").is_file()]

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lab.engine.earlier import earlier_records
 from lab.engine.records import LEAST, Cell, Claim, Reproduction, verdict
 from lab.engine.tables import grid, seeds_of, table_of, what_was_run
 from lab.experiments import EXPERIMENTS, find_experiment
@@ -82,9 +81,14 @@ def results_page(records: Path) -> str:
 def all_records(records: Path) -> list[Reproduction]:
     """Those of the experiments, the largest scale first, and those of before; a smoke test shows nothing."""
     found = [read_body(file, Reproduction) for file in _files(records)]
-    found += earlier_records(records.parent)
+    found += earlier_records(records)
     order = list(EXPERIMENTS)
     return sorted(found, key=lambda record: (order.index(record.experiment), record.earlier is not None))
+
+
+def earlier_records(records: Path) -> list[Reproduction]:
+    """The records of numbers that other commands measured before there were experiments."""
+    return [read_body(file, Reproduction) for file in sorted((records / "earlier").glob("*.json"))]
 
 
 def _files(records: Path) -> list[Path]:

@@ -114,8 +114,8 @@ def _without(
 ) -> NDArray[np.int64]:
     """The text with the k-th span that is left out replaced by sentinel k, and </s> at the end."""
     begins = left_out & ~np.concatenate([[False], left_out[:-1]])
-    found = np.where(begins, sentinels[np.maximum(begins.cumsum() - 1, 0)], text)
-    return np.append(found[~left_out | begins], end)
+    kept = np.where(begins, sentinels[np.maximum(begins.cumsum() - 1, 0)], text)
+    return np.append(kept[~left_out | begins], end)
 
 
 class TextRows:

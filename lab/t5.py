@@ -119,12 +119,14 @@ class T5Settings:
 def t5_settings(run: RunConfig) -> T5Settings:
     """The run's model; one line for a setting that T5 does not have, or that does not go with it."""
     try:
-        found = T5Settings(**run.model)
+        chosen = T5Settings(**run.model)
     except TypeError as error:
         raise SelattnError(f"the model of {run.name}: {error}") from None
     if run.start.model is not None or run.start.ramp or run.shrink.steps:
-        raise SelattnError("a run with span corruption begins anew: leave start.model, start.ramp and shrink.steps out")
-    return found
+        raise SelattnError(
+            "a run with span corruption begins with new weights: leave start.model, start.ramp and shrink.steps out"
+        )
+    return chosen
 
 
 def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
@@ -167,8 +169,8 @@ class T5Ends:
 
 def t5_ends(config: Any) -> T5Ends:
     """What its config says of that."""
-    found = describe_t5(config)
-    return T5Ends(found.layers, found.selects, StockSettings.from_dict(config.selattn).strength, found.budgets)
+    decoder = describe_t5(config)
+    return T5Ends(decoder.layers, decoder.selects, StockSettings.from_dict(config.selattn).strength, decoder.budgets)
 
 
 @dataclass(frozen=True)
@@ -195,11 +197,12 @@ class T5Models:
 
     def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
         """By the sizes of encoder and decoder together."""
-        found = t5_settings(run)
+        settings = t5_settings(run)
         assert isinstance(run.data, SpanData)
-        layers, vocabulary = found.num_layers + found.num_decoder_layers, found.vocab_size or run.data.vocabulary
-        layer = 4 * found.num_heads * found.d_kv + 2 * found.d_ff
-        sizes = Sizes(found.d_model * (vocabulary + layers * layer), vocabulary, layers, found.d_model)
+        layers = settings.num_layers + settings.num_decoder_layers
+        vocabulary = settings.vocab_size or run.data.vocabulary
+        layer = 4 * settings.num_heads * settings.d_kv + 2 * settings.d_ff
+        sizes = Sizes(settings.d_model * (vocabulary + layers * layer), vocabulary, layers, settings.d_model)
         check_memory(run, devices, device, sizes)
 
     def prepare(self, run: RunConfig, progress: bool) -> Data:

@@ -159,11 +159,11 @@ def finished_runs(folder: Path) -> Iterator[Path]:
 def _adopt(store: Store, run: Path) -> str:
     try:
         record = read_body(run / MODEL / RECORD, TrainingRecord)
+        where = store.place(training_key(record.run))
     except SelattnError as error:
         return f"left out: {error}"
     if record.run.get("start", {}).get("model") is not None:
         return "left out: it began with the model of another run"
-    where = store.place(training_key(record.run))
     if not _cleared(where):
         return "is being trained"
 

@@ -154,6 +154,6 @@ def _chain(need: Need) -> Iterator[Need]:
 
 def _settings(need: Need) -> dict[str, Any]:
     """Leaf by leaf; the architecture is that of the model it begins with."""
-    found = dict(flat(deciding_settings(need.run.to_dict())))
+    own = dict(flat(deciding_settings(need.run.to_dict())))
     before = {} if need.after is None else _settings(need.after)
-    return found | {f"model.{name}": before[f"model.{name}"] for name in ARCHITECTURE if f"model.{name}" in before}
+    return own | {f"model.{name}": before[f"model.{name}"] for name in ARCHITECTURE if f"model.{name}" in before}

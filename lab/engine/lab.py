@@ -39,8 +39,8 @@ class Memory:
         name = json.dumps(dict(key), sort_keys=True)
         if name not in self._found:
             self._found[name] = self._parts.get(dict(key), kind, measure)
-        found: T = self._found[name]
-        return found
+        value: T = self._found[name]
+        return value
 
 
 class Lab:
@@ -94,12 +94,12 @@ class Lab:
     def _trained(self, name: str, need: Need) -> Trained:
         if name in self.used:
             return self.used[name]
-        found = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
-        if found is None:
+        model = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
+        if model is None:
             raise InterruptedTraining
-        self._check_text(found)
-        self.used[name] = found
-        return found
+        self._check_text(model)
+        self.used[name] = model
+        return model
 
     def losses(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
         """The last loss of a model on a set of its run, for each seed; None where it diverged."""
@@ -132,9 +132,9 @@ class Lab:
         key = hashlib.blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=8).hexdigest()
         return self.store.work / f"{what}-{key}"
 
-    def _check_text(self, found: Trained) -> None:
+    def _check_text(self, model: Trained) -> None:
         """Models of one table must have read the same text, whatever it is called."""
-        data = found.need.run.data
+        data = model.need.run.data
         if not isinstance(data, TextData):
             return
         for other in self.used.values():
@@ -142,9 +142,9 @@ class Lab:
             if not isinstance(theirs, TextData):
                 continue
             same = replace(theirs, context=data.context, layout=data.layout) == data
-            known = found.data_checksums and other.data_checksums  # early versions noted none
-            if same and known and other.data_checksums != found.data_checksums:
+            known = model.data_checksums and other.data_checksums  # early versions noted none
+            if same and known and other.data_checksums != model.data_checksums:
                 raise SelattnError(
-                    f"{found.folder} and {other.folder} were trained on different texts of the same name: "
+                    f"{model.folder} and {other.folder} were trained on different texts of the same name: "
                     "give another --store for this text"
                 )

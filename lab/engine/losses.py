@@ -164,12 +164,12 @@ def pair_table(
     """
 
     def variants(scale: Scale) -> list[Variant]:
-        found = []
+        listed = []
         for row, own in rows(scale).items():
             x = None if axis is None else own[axis[0]]
             for kind in PAIR:
-                found.append(Variant(row, kind, on(scale).run(kind, **own), (papers or {}).get((kind, x)), x))
-        return found
+                listed.append(Variant(row, kind, on(scale).run(kind, **own), (papers or {}).get((kind, x)), x))
+        return listed
 
     def claims(scale: Scale) -> list[Less]:
         return [
@@ -207,15 +207,15 @@ def switch_table(
     """
 
     def variants(scale: Scale) -> list[Variant]:
-        found = []
+        listed = []
         long = steps if scale.name == "paper" else None
         for positions, added in by_positions(scale).items():
             for d in papers if scale.name == "paper" else (scale.d,):
                 values = papers.get(d, (None, None))
                 for column, on, value in zip((off, SELECTIVE), (False, True), values, strict=True):
                     run = scale.run(SELECTIVE, d=d, positions=positions, steps=long, **{setting: on})
-                    found.append(Variant(f"d={d}{added}", column, run, value))
-        return found
+                    listed.append(Variant(f"d={d}{added}", column, run, value))
+        return listed
 
     def claims(scale: Scale) -> list[Less]:
         return [
@@ -237,8 +237,8 @@ def rows_by_size(scale: Scale, sizes: Iterable[int]) -> dict[str, int]:
 
 def paper_difference(losses: Papers, d: int) -> float:
     """The first of the paper's two losses less the second, at a size; of one it has not, the mean of its sizes."""
-    found = {size: first - second for size, (first, second) in losses.items()}
-    return found.get(d, statistics.fmean(found.values()))
+    gaps = {size: first - second for size, (first, second) in losses.items()}
+    return gaps.get(d, statistics.fmean(gaps.values()))
 
 
 def by_positions(scale: Scale) -> dict[str, str]:

@@ -123,7 +123,8 @@ class Reproduction:
         cells, claims, notes, details: see `Found`.
         settings: what decides the numbers beside the models: rows, budgets, the text.
         models: that were used.
-        earlier: the record that these numbers were taken from, if they were measured by another command.
+        earlier: the record that these numbers were taken from, if another command measured them; such records are in
+            `results/reproduce/earlier`.
     """
 
     experiment: str

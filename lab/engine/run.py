@@ -99,7 +99,7 @@ def reproduce(
     try:
         _train(all_needs(chosen, size, wanted, settings), kept, overview)
         with contextlib.closing(Team()) as team, contextlib.ExitStack() as stack:
-            found, memory = [], None
+            done, memory = [], None
             for experiment in chosen:
                 if memory is None and not experiment.losses_only:  # a table of losses measures nothing
                     memory = Memory(stack.enter_context(open_parts(kept.work / MEASURED, team, waiting)))
@@ -108,8 +108,8 @@ def reproduce(
                 known = memory or Memory(Parts(None, team))
                 lab = Lab(size, wanted, kept, needs, known, team, overview, asked, settings)
                 record = _measured(experiment, lab)
-                found.append(Reproduced(record, write(experiment, record, Path(out)) if team.leads else ()))
-            return found
+                done.append(Reproduced(record, write(experiment, record, Path(out)) if team.leads else ()))
+            return done
     except InterruptedTraining:
         return None
     finally:
@@ -167,12 +167,12 @@ def all_needs(
     settings: Sequence[str] = (),
 ) -> dict[str, Need]:
     """What several experiments need, each training once under the first of its names, those they begin with first."""
-    found: dict[str, tuple[str, Need]] = {}
+    unique: dict[str, tuple[str, Need]] = {}
     for experiment in experiments:
         for name, need in needs_of(experiment, scale, seeds, settings).items():
             for title, each in _with_those_before(f"{experiment.name}, {name}", need):
-                found.setdefault(each.key, (title, each))
-    return dict(found.values())
+                unique.setdefault(each.key, (title, each))
+    return dict(unique.values())
 
 
 def _with_those_before(name: str, need: Need) -> Iterator[tuple[str, Need]]:
@@ -193,7 +193,7 @@ def _train(needs: dict[str, Need], store: Store, overview: Overview) -> None:
 def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
     for name in lab.needs:
         lab.trained(name)  # for the record, also those that the measurement reads another way
-    found = experiment.evaluate(lab)
+    measured = experiment.evaluate(lab)
     record = Reproduction(
         experiment=experiment.name,
         paper=experiment.paper,
@@ -201,12 +201,12 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
         scale=lab.scale.name,
         data=_read(lab),
         seeds=lab.seeds,
-        cells=found.cells,
-        claims=found.claims,
-        notes=found.notes,
+        cells=measured.cells,
+        claims=measured.claims,
+        notes=measured.notes,
         settings=lab.settings,
         models=tuple(each.used(name) for name, each in lab.used.items()),
-        details=found.details,
+        details=measured.details,
     )
     return experiment.concluded(record)
 
@@ -272,9 +272,9 @@ def again(
     path = _file_of(record)
     before, made = read_body(path, Reproduction), read_body(path, Provenance)
     if before.earlier is not None:
-        raise SelattnError(f"{path} was taken from {before.earlier}: run that one's command")
+        raise SelattnError(f"{path} was taken from {before.earlier}: run that record's command")
     with tempfile.TemporaryDirectory() as folder:
-        found = reproduce(
+        now = reproduce(
             before.experiment,
             before.scale,
             source=None if before.scale == "smoke" else before.settings["source"],
@@ -287,9 +287,9 @@ def again(
             questions=questions,
             overview=overview,
         )
-        if found is None:
+        if now is None:
             return None
-    return compare(find_experiment(before.experiment).concluded(before), found[0].record, made)
+    return compare(find_experiment(before.experiment).concluded(before), now[0].record, made)
 
 
 def _file_of(record: str | Path) -> Path:
@@ -298,10 +298,10 @@ def _file_of(record: str | Path) -> Path:
     if file.exists() or file.suffix:
         return file
     name = find_experiment(str(record)).name
-    found = [each for scale in ("paper", "laptop", "smoke") if (each := OUT / scale / f"{name}.json").is_file()]
-    if not found:
+    files = [each for scale in ("paper", "laptop", "smoke") if (each := OUT / scale / f"{name}.json").is_file()]
+    if not files:
         raise SelattnError(f"there is no record of {name} in {OUT}: 'python -m lab {name}' makes one")
-    return found[0]
+    return files[0]
 
 
 def compare(before: Reproduction, now: Reproduction, made: Provenance) -> Compared:
@@ -317,21 +317,21 @@ def compare(before: Reproduction, now: Reproduction, made: Provenance) -> Compar
 
 
 def _numbers(record: Reproduction) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    numbers: dict[str, float | None] = {}
     for cell in record.cells:
         for of, value in zip(record.values, cell.values, strict=True):
-            found[f"{cell.row}, {cell.column}, seed {of}"] = value
+            numbers[f"{cell.row}, {cell.column}, seed {of}"] = value
     for claim in record.claims:
-        found |= {f"{claim.text} ({number})": value for number, value in enumerate(claim.values)}
-    return found
+        numbers |= {f"{claim.text} ({number})": value for number, value in enumerate(claim.values)}
+    return numbers
 
 
 def _around(made: Provenance) -> tuple[str, ...]:
     """What may excuse a difference."""
-    found = []
+    said = []
     here = {**versions(), **machine(), "commit": revision()["commit"]}
     there = {**made.versions, **made.machine, "commit": made.commit}
     for name in there:
         if name in here and there[name] != here[name]:
-            found.append(f"{name} was {there[name]} and is {here[name]}")
-    return tuple(found)
+            said.append(f"{name} was {there[name]} and is {here[name]}")
+    return tuple(said)

@@ -67,13 +67,13 @@ class Trained:
 
     def evaluations(self, name: str = "validation") -> list[tuple[int, int, Score]]:
         """Step, tokens so far, and score of every evaluation on a set."""
-        found, tokens = [], 0
+        scores, tokens = [], 0
         for line in self.log():
             tokens = line.get("tokens", tokens)
             if "evaluation" in line and name in line["evaluation"]:
                 score = line["evaluation"][name]
-                found.append((line["step"], tokens, Score(score["loss"], score.get("accuracy"), score.get("kept"))))
-        return found
+                scores.append((line["step"], tokens, Score(score["loss"], score.get("accuracy"), score.get("kept"))))
+        return scores
 
     def used(self, name: str) -> UsedModel:
         """For the record of an experiment."""
@@ -112,8 +112,8 @@ class Store:
             made = read_body(where / MODEL / RECORD, Provenance)
             return Trained(need, where, run_folder.read_finished(where), made)
         if (where / DIVERGED).is_file():
-            found = read_record(where / DIVERGED)
-            return Trained(need, where, None, read_body(where / DIVERGED, Provenance), int(found["step"]))
+            ended = read_record(where / DIVERGED)
+            return Trained(need, where, None, read_body(where / DIVERGED, Provenance), int(ended["step"]))
         return None
 
     def train(self, need: Need, display: Display | None = None) -> Trained | None:

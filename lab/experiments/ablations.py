@@ -123,15 +123,15 @@ def _negative(scale: Scale) -> list[Variant]:
 
 def _does_not_converge(scale: Scale, losses: LossCells) -> Sequence[Claim]:
     """It diverges, or ends far above the selective model."""
-    found = []
+    claims = []
     for added in by_positions(scale).values():
         row = added.strip(", ") or scale.name
         pairs = zip(losses.at(row, "without relu"), losses.at(row, SELECTIVE), strict=True)
         fails = tuple(None if usual is None else float(own is None or own > usual + _FAR) for own, usual in pairs)
         text = f"Without relu training does not converge{added}."
         what = f"1 of a run that diverged or ended {_FAR} nats above the selective model, else 0"
-        found.append(Claim(text, fails, what, than=0.5, digits=0))
-    return found
+        claims.append(Claim(text, fails, what, than=0.5, digits=0))
+    return claims
 
 
 NEGATIVE_SELECTION = loss_table(
@@ -152,15 +152,15 @@ def _counts(scale: Scale) -> list[int]:
 def _masks(scale: Scale) -> list[Variant]:
     """One head selects for all; or each equal group of heads follows one of its own."""
     heads = even_heads(scale)
-    found = []
+    made = []
     for positions, added in by_positions(scale).items():
         standard = scale.run(STANDARD, positions=positions, num_attention_heads=heads)
-        found.append(Variant(STANDARD, f"loss{added}", standard))
+        made.append(Variant(STANDARD, f"loss{added}", standard))
         for count in _counts(scale):
             selecting = 0 if count == 1 else [group * heads // count for group in range(count)]
             run = scale.run(SELECTIVE, positions=positions, num_attention_heads=heads, selection_head=selecting)
-            found.append(Variant(f"masks: {count}", f"loss{added}", run))
-    return found
+            made.append(Variant(f"masks: {count}", f"loss{added}", run))
+    return made
 
 
 MASKS = loss_table(

@@ -28,8 +28,8 @@ def _losses_by_tokens(lab: Lab, name: str) -> Course:
     for seed in lab.seeds:
         trained = lab.trained(name, seed)
         per_step = _step_tokens(trained.need.run.data, trained.need.run.batch.size)
-        found = trained.evaluations()
-        seeds.append({step * per_step if per_step else tokens: score.loss for step, tokens, score in found})
+        course = trained.evaluations()
+        seeds.append({step * per_step if per_step else tokens: score.loss for step, tokens, score in course})
     shared = [tokens for tokens in seeds[0] if all(tokens in each for each in seeds)]
     return {tokens: tuple(each[tokens] for each in seeds) for tokens in shared}
 
@@ -47,14 +47,14 @@ def _pass_tokens(lab: Lab, name: str) -> int | None:
 
 def _evaluate(lab: Lab) -> Measured:
     """The losses of each kind at every evaluation, and the gap between standard and selective."""
-    found = {kind: _losses_by_tokens(lab, kind) for kind in KINDS}
-    standard, selective, _ = found.values()
-    shared = [tokens for tokens in standard if all(tokens in each for each in found.values())]
+    courses = {kind: _losses_by_tokens(lab, kind) for kind in KINDS}
+    standard, selective, _ = courses.values()
+    shared = [tokens for tokens in standard if all(tokens in each for each in courses.values())]
     gaps = {tokens: differences(standard[tokens], selective[tokens]) for tokens in shared}
     cells = []
     for tokens in shared:
         row = f"{tokens / 1e6:.1f}M tokens" if tokens >= 50_000 else f"{tokens:,} tokens"
-        cells += [Cell(row, TITLES[kind], found[kind][tokens]) for kind in KINDS]
+        cells += [Cell(row, TITLES[kind], courses[kind][tokens]) for kind in KINDS]
         cells.append(Cell(row, "gap: standard less selective", gaps[tokens]))
     begins = _pass_tokens(lab, KINDS[0])
     last = shared[-1]
@@ -65,7 +65,7 @@ def _evaluate(lab: Lab) -> Measured:
         again = "; the second pass begins there" if begins < last else ", more than were read"
         notes.append(f"One pass over the text is {begins:,} tokens{again}.")
     details = {
-        "kinds": {kind: [[tokens, list(values)] for tokens, values in each.items()] for kind, each in found.items()},
+        "kinds": {kind: [[tokens, list(values)] for tokens, values in each.items()] for kind, each in courses.items()},
         "pass_tokens": begins,
     }
     return Measured(tuple(cells), notes=tuple(notes), details=details)

@@ -42,7 +42,7 @@ _SEARCHED = ("factor of the budgets searched", "their loss, unseen documents", "
 EQUAL, OWN = "times less memory at the standard loss", "times less memory at the own loss"
 
 
-def _evaluate(lab: Lab) -> Measured:
+def evaluate(lab: Lab) -> Measured:
     """The trade-offs on unseen documents, and budgets that the searches find for the standard model's loss."""
     found = [tradeoff(lab, seed) for seed in lab.seeds]
     cells = []
@@ -52,17 +52,17 @@ def _evaluate(lab: Lab) -> Measured:
     return Measured(tuple(cells), details={"tradeoffs": [to_json(each) for each in found]})
 
 
-def _conclude(record: Reproduction) -> Reproduction:
+def conclude(record: Reproduction) -> Reproduction:
     """What is read off the trade-offs: losses, and factors at the standard model's loss and at the own."""
     found = [from_json(Tradeoff, each) for each in record.details["tradeoffs"]]
     context = found[0].context
-    cells = [Cell(f"loss, {text}", "standard", tuple(_base_loss(each, text) for each in found)) for text in (ALL, LONG)]
+    cells = [Cell(f"loss, {text}", "standard", tuple(base_loss(each, text) for each in found)) for text in (ALL, LONG)]
     factors: dict[tuple[str, str, str], Values] = {}
     for name, curve, column in _columns():
         points = [curve_of(each, curve).points for each in found]
         for text in (ALL, LONG):
             losses = [whole(each, text) for each in points]
-            limits = {"equal": [_base_loss(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
+            limits = {"equal": [base_loss(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
             if name in CURVES:
                 cells.append(Cell(f"loss, {text}", column, tuple(losses)))
             for what, row in (("equal", EQUAL), ("gain", OWN)):
@@ -98,7 +98,7 @@ def _by_search(column: str, found: Sequence[AtLimit | None], context: int) -> li
     ]
 
 
-def _base_loss(found: Tradeoff, text: str) -> float:
+def base_loss(found: Tradeoff, text: str) -> float:
     """The standard model's loss on a text, with its whole cache."""
     assert found.baseline is not None
     return found.baseline.loss[text]
@@ -152,7 +152,7 @@ def _notes(record: Reproduction, context: int) -> tuple[str, ...]:
     )
 
 
-def _draw(record: Reproduction) -> Figure:
+def draw(record: Reproduction) -> Figure:
     """Loss against KV size, of the first seed; all seeds are in the table."""
     found = dict(record.details["tradeoffs"][0])
     found["curves"] = [curve for curve in found["curves"] if curve["name"] in CURVES.values()]
@@ -186,8 +186,8 @@ def _evaluate_contexts(lab: Lab) -> Measured:
             points = [curve_of(each, curve).points for each in found]
             own = [whole(each, ALL) + GAIN for each in points]
             for what, text, limits in (
-                (_AT_ALL, ALL, [_base_loss(each, ALL) for each in found]),
-                (_AT_LONG, LONG, [_base_loss(each, LONG) for each in found]),
+                (_AT_ALL, ALL, [base_loss(each, ALL) for each in found]),
+                (_AT_LONG, LONG, [base_loss(each, LONG) for each in found]),
                 (_KEPT, ALL, own),
             ):
                 values = tuple(
@@ -234,9 +234,9 @@ EXPERIMENTS = (
         "Figure 6 and section 6.2",
         "how much less memory selective attention needs, at the standard loss and keeping its gain",
         trio,
-        _evaluate,
-        _draw,
-        conclude=_conclude,
+        evaluate,
+        draw,
+        conclude=conclude,
     ),
     Experiment(
         "efficiency-contexts",

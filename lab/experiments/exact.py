@@ -27,8 +27,8 @@ def _sketch(lab: Lab) -> Measured:
     for length in _LENGTHS[lab.scale.name]:
         base = _outcome(length, "reference")
         for backend in ("auto", "chunked", "sdpa"):
-            found = _outcome(length, backend)
-            off = max(float((a - b).abs().max()) for a, b in zip(found, base, strict=True))
+            other = _outcome(length, backend)
+            off = max(float((a - b).abs().max()) for a, b in zip(other, base, strict=True))
             worst.append(off)
             cells.append(Cell(f"N = {length}", backend, (off,), digits=8))
     claim = Claim(

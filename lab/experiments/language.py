@@ -92,20 +92,20 @@ def _heads(d: int) -> list[int]:
 
 def _more_heads(scale: Scale) -> list[Variant]:
     """Standard models with more and more heads, and a selective one with d of them."""
-    found = []
+    made = []
     for positions, added in by_positions(scale).items():
         for d in _SIZES[scale.name]:
             run = scale.run(SELECTIVE, d=d, positions=positions)
-            found.append(Variant(f"{d} heads, d={d}{added}", SELECTIVE, run, x=d))
+            made.append(Variant(f"{d} heads, d={d}{added}", SELECTIVE, run, x=d))
             for heads in _heads(d):
                 run = scale.run(STANDARD, d=d, positions=positions, num_attention_heads=heads)
-                found.append(Variant(f"{heads} heads, d={d}{added}", STANDARD, run, x=heads))
-    return found
+                made.append(Variant(f"{heads} heads, d={d}{added}", STANDARD, run, x=heads))
+    return made
 
 
 def _fewer_heads_do(scale: Scale) -> list[Less]:
     """Better than half as many heads more, and about as good as twice as many."""
-    found = []
+    made = []
     for added in by_positions(scale).values():
         for d in _SIZES[scale.name]:
             own = (f"{d} heads, d={d}{added}", SELECTIVE)
@@ -113,8 +113,8 @@ def _fewer_heads_do(scale: Scale) -> list[Less]:
                 better = f"is within {_COMPARABLE} nats of" if heads == 2 * d else "is better than"
                 text = f"Selective attention with {d} heads {better} standard attention with {heads}{added}."
                 by = -_COMPARABLE if heads == 2 * d else 0.0
-                found.append(Less(text, own, (f"{heads} heads, d={d}{added}", STANDARD), by=by))
-    return found
+                made.append(Less(text, own, (f"{heads} heads, d={d}{added}", STANDARD), by=by))
+    return made
 
 
 EXTRA_HEADS = loss_table(
@@ -152,25 +152,25 @@ _TABLE_6 = {
 
 def _local(scale: Scale) -> dict[str, dict[str, Any]]:
     layers = 2 if scale.name == "laptop" else 3  # local ones, of its three layers, or of every four
-    found: dict[str, dict[str, Any]] = {f"all-local {w}": {"attention": [f"local:{w}"]} for w in scale.windows}
-    found |= {f"local-global {w}": {"attention": [f"local:{w}"] * layers + [STANDARD]} for w in scale.windows}
-    return found | {kind: {"attention": [kind]} for kind in PAIR}
+    models: dict[str, dict[str, Any]] = {f"all-local {w}": {"attention": [f"local:{w}"]} for w in scale.windows}
+    models |= {f"local-global {w}": {"attention": [f"local:{w}"] * layers + [STANDARD]} for w in scale.windows}
+    return models | {kind: {"attention": [kind]} for kind in PAIR}
 
 
 def _local_is_worse(scale: Scale) -> list[Less]:
     """All of them are worse than standard attention, and that is worse than selective attention."""
-    found = []
+    made = []
     for added in by_positions(scale).values():
         column = f"loss{added}"
         for name in _local(scale):
             if name == SELECTIVE:
                 text = f"Selective is better than standard{added}."
-                found.append(Less(text, (name, column), (STANDARD, column), 0.0443))
+                made.append(Less(text, (name, column), (STANDARD, column), 0.0443))
             elif name != STANDARD:
                 paper = _TABLE_6[name] - _TABLE_6[STANDARD] if name in _TABLE_6 else None
                 text = f"{name} is worse than standard{added}."
-                found.append(Less(text, (STANDARD, column), (name, column), paper))
-    return found
+                made.append(Less(text, (STANDARD, column), (name, column), paper))
+    return made
 
 
 LOCAL = loss_table(

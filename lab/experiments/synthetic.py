@@ -102,8 +102,8 @@ def task_experiment(
         taken = "; ".join(
             f"{kind} {', '.join(str(steps[of_seed(kind, seed)]) for seed in record.seeds)}" for kind in kinds
         )
-        found = tuple(claims(Answers(record, early)))
-        return dataclasses.replace(record, claims=found, notes=(*notes, f"Steps taken by each seed: {taken}."))
+        made = tuple(claims(Answers(record, early)))
+        return dataclasses.replace(record, claims=made, notes=(*notes, f"Steps taken by each seed: {taken}."))
 
     return Experiment(
         name, paper, sentence, lambda scale, seeds: with_seeds(runs(scale), seeds), evaluate, conclude=conclude
@@ -145,14 +145,14 @@ def _scores_at(lab: Lab, kind: str, name: str, step: int) -> list[Score]:
 
     Empty if a run has none there.
     """
-    found = []
+    by_seed = []
     for seed in lab.seeds:
         trained = lab.trained(kind, seed)
         scores = {at: score for at, _, score in trained.evaluations(name)}
         ended = max(scores, default=0) < step and trained.need.run.schedule.steps >= step
-        found.append(scores.get(max(scores, default=0) if ended else step))
-    known = [score for score in found if score is not None]
-    return known if len(known) == len(found) else []
+        by_seed.append(scores.get(max(scores, default=0) if ended else step))
+    known = [score for score in by_seed if score is not None]
+    return known if len(known) == len(by_seed) else []
 
 
 def _early(lab: Lab, kind: str, name: str, step: int, papers: Papers) -> list[Cell]:
@@ -224,8 +224,8 @@ def _ten_by_ten(scale: Scale) -> dict[str, RunConfig]:
 def _larger(scale: Scale) -> dict[str, RunConfig]:
     """On a laptop the small task of `python -m lab demo`: the paper's own would take days with d=8."""
     if scale.name == "paper":
-        found = {kind: find_run(f"variable-assignment-{kind}") for kind in PAIR}
-        return {kind: dataclasses.replace(run, model={**run.model, **size(8)}) for kind, run in found.items()}
+        runs = {kind: find_run(f"variable-assignment-{kind}") for kind in PAIR}
+        return {kind: dataclasses.replace(run, model={**run.model, **size(8)}) for kind, run in runs.items()}
     if scale.name == "laptop":
         return _pair(SMALL_ASSIGNMENT, d=8, batch=64, steps=300, every=50, lr=1e-3)
     return _pair(VariableAssignment(variables=3, values=10, assignments=4), d=3, batch=8, steps=6, every=3, lr=1e-3)

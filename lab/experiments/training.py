@@ -114,15 +114,15 @@ def _shrinking_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
 def _shrinking(lab: Lab) -> Measured:
     """The loss of both with the budgets in force."""
     budget = _budget(lab.scale)
-    found = {}
+    losses = {}
     for name in (_USUAL, _SHRINKS):
         models = [load(lab.trained(name, seed).model) for seed in lab.seeds]
-        found[name] = tuple(loss_with(lab, model, [budget] * model.description.layers) for model in models)
+        losses[name] = tuple(loss_with(lab, model, [budget] * model.description.layers) for model in models)
     cells = tuple(
-        Cell(name, f"loss with {budget} tokens a layer, unseen documents", each) for name, each in found.items()
+        Cell(name, f"loss with {budget} tokens a layer, unseen documents", each) for name, each in losses.items()
     )
     claim = Claim(
-        "Budgets that shrink in training make a better pruned model.", differences(found[_USUAL], found[_SHRINKS]),
+        "Budgets that shrink in training make a better pruned model.", differences(losses[_USUAL], losses[_SHRINKS]),
         "loss of the usual model less that of the one whose budgets shrank, nats",
     )  # fmt: skip
     return Measured(cells, (claim,), ("The same budget in every layer.",))
@@ -192,13 +192,13 @@ def _memory_late_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
 
     The learning rate is a third of what it was.
     """
-    found = trio(scale, seeds)
+    needs = trio(scale, seeds)
     steps = max(scale.long_steps // 15, 2)
     for seed in seeds:
         for name, (before, kind) in _CONTINUED.items():
             run = dataclasses.replace(scale.run(kind, steps=steps, lr=scale.lr / 3), seed=seed)
-            found[of_seed(name, seed)] = Need(run, after=found[of_seed(before, seed)])
-    return found
+            needs[of_seed(name, seed)] = Need(run, after=needs[of_seed(before, seed)])
+    return needs
 
 
 def _memory_late(lab: Lab) -> Measured:
@@ -239,8 +239,8 @@ def _memory_late(lab: Lab) -> Measured:
 
 def _factor_at(lab: Lab, model: Trained, standard: Trained) -> float | None:
     """How far it is pruned at the standard model's loss; None if it is above that with everything kept."""
-    found = at_limit(lab, model, search(lab, model), standard)
-    return None if found is None else found.factor
+    limit = at_limit(lab, model, search(lab, model), standard)
+    return None if limit is None else limit.factor
 
 
 # --- A trained standard model made selective
@@ -257,15 +257,15 @@ def _ramped(scale: Scale, kind: str, ramp: int) -> RunConfig:
 
 def _fine_tuning_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
     """The standard model, and two that begin with it: one stays as it is, one begins to select."""
-    found: dict[str, Need] = {}
+    needs: dict[str, Need] = {}
     for seed in seeds:
         standard = Need(dataclasses.replace(scale.run(STANDARD), seed=seed))
-        found[of_seed(STANDARD, seed)] = standard
+        needs[of_seed(STANDARD, seed)] = standard
         for name, kind, ramp in ((_CONTROL, STANDARD, 0), (_TUNED, SELECTIVE, max(scale.steps // 6, 1))):
             run = dataclasses.replace(_ramped(scale, kind, ramp), seed=seed)
-            found[of_seed(name, seed)] = Need(run, after=standard)
-        found[of_seed(_FROM_START, seed)] = Need(dataclasses.replace(scale.run(SELECTIVE), seed=seed))
-    return found
+            needs[of_seed(name, seed)] = Need(run, after=standard)
+        needs[of_seed(_FROM_START, seed)] = Need(dataclasses.replace(scale.run(SELECTIVE), seed=seed))
+    return needs
 
 
 def _fine_tuning(lab: Lab) -> Measured:

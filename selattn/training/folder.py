@@ -19,7 +19,6 @@ from typing import Any
 
 from selattn.errors import SelattnError
 from selattn.training.checkpoints import Choice, choose, delete, newest
-from selattn.training.config import current_names
 from selattn.training.record import LogLine, TrainingRecord
 from selattn.utils.files import write_json, write_text
 from selattn.utils.journal import append_line, whole_lines
@@ -156,7 +155,7 @@ def _read_config(run: Path) -> dict[str, Any]:
             f"{file} is damaged: put it back from a copy, or begin anew with --overwrite; "
             "whether this is the run that was begun cannot be told"
         )
-    return current_names(found)
+    return found
 
 
 def _check_same(config: dict[str, Any], old: dict[str, Any], run: Path) -> None:

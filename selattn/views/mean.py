@@ -15,7 +15,6 @@ from selattn.errors import SelattnError
 from selattn.evaluation.text import Text
 from selattn.models.loading import TRAINING, load
 from selattn.models.seam import WatchedModel
-from selattn.training.config import current_names
 from selattn.training.identity import deciding_settings
 from selattn.utils.records import read_record, write_record
 from selattn.utils.typed import flat
@@ -130,7 +129,7 @@ def _run_of(folder: Path) -> dict[str, Any] | None:
     if not (folder / TRAINING).is_file():
         return None
     found = read_record(folder / TRAINING).get("run")
-    return current_names(found) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def average(

@@ -11,7 +11,6 @@ from selattn.evaluation.results import Tradeoff
 from selattn.utils.records import check_output
 from selattn.utils.typed import to_json
 from selattn.views.figure import COLORS, MARKERS, plain_powers, save_figure
-from selattn.views.seeds import MergedTradeoff
 
 FORMATS = (".png", ".svg", ".pdf")
 
@@ -29,18 +28,19 @@ def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
     return path
 
 
-def draw_tradeoff(path: str | Path, found: Tradeoff | MergedTradeoff) -> Path:
-    """One panel for each text, smaller caches to the right.
-
-    Of several seeds the lines are means, and a band reaches from the smallest to the largest.
-    """
+def draw_tradeoff(path: str | Path, found: Tradeoff) -> Path:
+    """One panel for each text, smaller caches to the right."""
     record = to_json(found)
     width = max(6.4, 4.8 * len(record["texts"]))
     return save_figure(path, lambda figure: panels_of_tradeoff(figure, record), width=width, height=4.8)
 
 
 def panels_of_tradeoff(figure: Any, record: Mapping[str, Any]) -> None:
-    """Draw the panels on an empty figure."""
+    """Draw the panels on an empty figure.
+
+    Where points have `losses`, those of several seeds, the lines are means, and a band reaches from the smallest to the
+    largest.
+    """
     texts, context = list(record["texts"]), record["context"]
     panels = figure.subplots(1, len(texts), squeeze=False)[0]
     for text, axes in zip(texts, panels, strict=True):

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from selattn.evaluation.curve import AtLoss
-from selattn.views.seeds import SeedsReached
 
 
 def percent(share: float, error: float | None) -> str:
@@ -14,18 +13,9 @@ def percent(share: float, error: float | None) -> str:
     return f"{100 * share:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
 
 
-def factor(reached: AtLoss | SeedsReached | None) -> str:
-    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound.
-
-    Of several seeds the mean, and from where to where they reach.
-    """
-    if reached is None:
-        return "-"
-    each = getattr(reached, "memory_factors", ())
-    if reached.memory_factor is None:
-        return " / ".join("-" if one is None else f"{one:.2f}" for one in each)
-    spread = f" ({min(each):.2f} to {max(each):.2f})" if each else ""
-    return f"{'≥ ' if reached.at_least else ''}{reached.memory_factor:.2f}{spread}"
+def factor(reached: AtLoss | None) -> str:
+    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound."""
+    return "-" if reached is None else f"{'≥ ' if reached.at_least else ''}{reached.memory_factor:.2f}"
 
 
 def size(count: int) -> str:

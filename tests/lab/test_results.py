@@ -9,10 +9,9 @@ import pytest
 from lab import experiments
 from lab.__main__ import main as lab
 from lab.engine import run
-from lab.engine.earlier import earlier_records
 from lab.engine.records import Cell, Claim, Reproduction
 from lab.engine.run import again
-from lab.results import conclude, results_page
+from lab.results import conclude, earlier_records, results_page
 from selattn.errors import SelattnError
 from selattn.utils.records import read_body, write_record
 from tests.lab.tiny import only_tiny  # noqa: F401
@@ -81,7 +80,7 @@ def test_a_long_table_is_folded(tmp_path):
 
 
 def test_earlier_records_are_those_of_the_files():
-    found = {record.experiment: record for record in earlier_records(ROOT / "results")}
+    found = {record.experiment: record for record in earlier_records(ROOT / "results/reproduce")}
     study = json.loads((ROOT / "results/lm_comparison.json").read_text())
     wanted = sorted(run["evaluation"]["validation"]["loss"] for run in study["runs"] if run["run"] == "zoo-selective")
     assert sorted(found["course-learned"].cell("3.1M tokens", "selective").values) == wanted
@@ -113,7 +112,7 @@ def test_a_record_run_again_gives_its_numbers(record, tmp_path, capsys):
 
 
 def test_what_another_command_measured_is_run_again_by_it(tmp_path):
-    taken = next(iter(earlier_records(ROOT / "results")))
+    taken = next(iter(earlier_records(ROOT / "results/reproduce")))
     write_record(tmp_path / "it.json", taken, [0])
-    with pytest.raises(SelattnError, match=r"was taken from results/lm_comparison\.json: run that one"):
+    with pytest.raises(SelattnError, match=r"was taken from results/.*: run that record"):
         again(tmp_path / "it.json")

@@ -77,3 +77,10 @@ def test_a_run_that_diverges_is_remembered(tmp_path, monkeypatch):
     assert store.train(need).diverged == found.diverged
     with pytest.raises(SelattnError, match="diverged at step"):
         _ = found.model
+
+
+def test_settings_of_another_version_have_no_key():
+    """They would be left out of it without a word."""
+    run = tiny_run().to_dict()
+    with pytest.raises(SelattnError, match="no settings optimiser: another version"):
+        training_key({**run, "optimiser": run.pop("optimizer")})

@@ -7,8 +7,6 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-import pytest
-
 from selattn import plot
 from selattn.evaluation.results import Comparison, Tradeoff
 from selattn.pruning.record import SearchRecord
@@ -20,7 +18,6 @@ from selattn.views.html.blocks import Explorer, Facts, Headline, Listing, Paragr
 from selattn.views.html.evaluation import against_memory, comparison_report, tradeoff_report
 from selattn.views.html.search import search_report
 from selattn.views.html.training import training_report
-from selattn.views.seeds import MergedTradeoff
 from tests.views.outline import Outline
 from tests.views.traces import random_trace
 
@@ -150,10 +147,9 @@ def test_speed_and_losses():
     assert speed[1] == ["a", "1,234", "56,789", "10.0 (9.0 to 11.0)"]
 
 
-@pytest.mark.parametrize(("name", "kind"), [("tradeoff", MergedTradeoff), ("tradeoff-seed0", Tradeoff)])
-def test_a_trade_off(name, kind):
-    found = record(f"results/{name}.json")
-    page = report(tradeoff_report, kind, found)
+def test_a_trade_off():
+    found = record("results/tradeoff-seed0.json")
+    page = report(tradeoff_report, Tradeoff, found)
     tables = Outline(page).tables
     assert len(tables) == len(found["texts"])
     text, curve = next(iter(found["texts"])), found["curves"][1]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from selattn.evaluation.curve import Point
-from selattn.evaluation.results import Comparison, Evaluated, MeasuredCurve, Tradeoff
+from selattn.evaluation.results import Comparison, Evaluated, Tradeoff
 from selattn.utils.records import Provenance
 from selattn.utils.typed import to_json
 from selattn.views import plot
 from selattn.views.html.blocks import Headline, Paragraph, Picture, Table
 from selattn.views.html.document import Report, Section
 from selattn.views.html.provenance import how_it_was_made
-from selattn.views.seeds import MergedTradeoff, SeedsCurve, SeedsPoint
 from selattn.views.words import factor, percent
 
 
@@ -95,7 +93,7 @@ def decoding(models: Sequence[Evaluated]) -> Table:
     return Table(["model", "bytes of the cache", "of a whole one", "tokens per second"], rows, caption)
 
 
-def tradeoff_report(found: Tradeoff | MergedTradeoff, made: Provenance) -> Report:
+def tradeoff_report(found: Tradeoff, made: Provenance) -> Report:
     """Loss against the size of the cache."""
     base = found.baseline
     words = [] if base is None else [(f"{loss:.4f}", f"{base.name}, {text}") for text, loss in base.loss.items()]
@@ -117,12 +115,11 @@ def tradeoff_report(found: Tradeoff | MergedTradeoff, made: Provenance) -> Repor
     )
 
 
-def ends(found: Tradeoff | MergedTradeoff, text: str) -> Table:
+def ends(found: Tradeoff, text: str) -> Table:
     """The largest and the smallest cache of each curve, and where it reaches the baseline."""
-    curves: Sequence[MeasuredCurve | SeedsCurve] = found.curves
     rows = []
-    for curve in curves:
-        points: list[Point | SeedsPoint] = sorted(curve.points, key=lambda point: -point.kv_size)
+    for curve in found.curves:
+        points = sorted(curve.points, key=lambda point: -point.kv_size)
         shown = [f"{point.kv_size:g}: {point.loss[text]:.4f}" for point in (points[0], points[-1])]
         rows.append([curve.name, *shown, factor(curve.at_the_baselines_loss.get(text))])
     head = ["curve", "largest cache: loss", "smallest cache: loss", "memory factor at the baseline's loss"]
