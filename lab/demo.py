@@ -321,7 +321,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Pruned:
+class Saving:
     """Budgets that a search found, and what they save.
 
     Attributes:
@@ -366,7 +366,7 @@ class Pruned:
         caption = f"Decoded token by token: {first.batch} sequences at a time, up to {first.context:,} tokens"
         return Table(["", "whole cache", "small cache"], rows, caption, strong=[len(rows) - 2])
 
-    def show(self, shown: Terminal) -> Pruned:
+    def show(self, shown: Terminal) -> Saving:
         """The table, and how much less is kept."""
         shown.table(f"{self.name}: K = {list(self.best.budgets)} of {self.context}", self.table())
         shown.console.print(f"[bold]{self.best.factor:.1f} times[/] fewer tokens are kept.")
@@ -391,7 +391,7 @@ class Pruned:
         return [Paragraph(words), self.table(), budgets_table(self.best.budgets, self.context), picture]
 
 
-def prune_task(loaded: Loaded, run: RunConfig, sizes: DemoSizes, shown: Terminal) -> Pruned:
+def prune_task(loaded: Loaded, run: RunConfig, sizes: DemoSizes, shown: Terminal) -> Saving:
     """Budgets for a model of the task, with answers that are generated from the pruned cache."""
     shown.chapter(
         "Forgetting",
@@ -423,10 +423,10 @@ def prune_task(loaded: Loaded, run: RunConfig, sizes: DemoSizes, shown: Terminal
     best, limit = path[number], until.limit(path[0].loss)
     sides = side(None), side(Budgets(best.budgets))
     name = "the model that learned"
-    return Pruned(name, context, sizes.samples, sizes.questions, path, best, limit, *sides).show(shown)
+    return Saving(name, context, sizes.samples, sizes.questions, path, best, limit, *sides).show(shown)
 
 
-def prune_text(loaded: Loaded, folder: Path, sizes: DemoSizes, shown: Terminal) -> Pruned:
+def prune_text(loaded: Loaded, folder: Path, sizes: DemoSizes, shown: Terminal) -> Saving:
     """Budgets for a model of text, with what it writes from the pruned cache."""
     shown.chapter("Reading", "The same with a language model that was trained on Wikipedia and now reads other text.")
     done = prune(
@@ -454,10 +454,10 @@ def prune_text(loaded: Loaded, folder: Path, sizes: DemoSizes, shown: Terminal) 
 
     sides = side(done.reported["unpruned"], None), side(done.reported["pruned"], done.budgets)
     counts = (sizes.rows, 2 * sizes.rows)
-    return Pruned(loaded.name, context, *counts, done.path, done.step, done.limit, *sides).show(shown)
+    return Saving(loaded.name, context, *counts, done.path, done.step, done.limit, *sides).show(shown)
 
 
-def read_blocks(sizes: DemoSizes, text: Pruned) -> Sequence[Block]:
+def read_blocks(sizes: DemoSizes, text: Saving) -> Sequence[Block]:
     """A passage as the model of text reads it, what it writes next, and an explorer."""
     budgets = text.best.budgets
     page = explore(sizes.model, PASSAGE, policies=["selective"], budgets=[16, 32], also=[("selective", budgets)])

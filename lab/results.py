@@ -42,7 +42,7 @@ _LONG = 16  # rows of a table that a reader has to ask for
 
 
 def write_results(records: Path, page: Path) -> Path:
-    """Write the page from the records in `results/reproduce` and beside it, whose conclusions are drawn again first."""
+    """Write the page from the records, whose conclusions are drawn again first."""
     for record in _files(records):
         conclude(record)
     write_text(page, results_page(records))

@@ -24,6 +24,7 @@ CASES = {
     "list --all": "unrecognized arguments: --all",
     "list neddle": "did you mean 'needle'?",
     "again nowhere.json": "cannot read nowhere.json",
+    "again neddle": "did you mean 'needle'?",
     "again": "the following arguments are required: RECORD",
     "demo --steps 0": "--steps must be at least 1, not 0",
     "demo --steps x": "--steps must be a whole number, not 'x'",

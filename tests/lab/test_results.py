@@ -14,7 +14,6 @@ from lab.engine.run import again
 from lab.results import conclude, earlier_records, results_page
 from selattn.errors import SelattnError
 from selattn.utils.records import read_body, write_record
-from tests.lab.tiny import only_tiny  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results/reproduce/laptop").glob("*.json"))
@@ -94,7 +93,7 @@ def test_earlier_records_are_those_of_the_files():
 
 
 @pytest.fixture
-def record(tmp_path, only_tiny):  # noqa: F811
+def record(tmp_path, only_tiny):
     run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out")
     return tmp_path / "out/smoke/tiny.json"
 
@@ -109,6 +108,15 @@ def test_a_record_run_again_gives_its_numbers(record, tmp_path, capsys):
     write_record(record, dataclasses.replace(before, cells=cells), [0])
     assert lab(["again", str(record), "--store", str(tmp_path / "store")]) == 1
     assert "loss, standard, seed 0: 1.25 in the record" in capsys.readouterr().out
+
+
+def test_the_name_of_an_experiment_stands_for_its_record(record, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "OUT", tmp_path / "out")
+    assert lab(["again", "tiny", "--store", str(tmp_path / "store")]) == 0
+    assert "3 of 3 numbers are the same" in capsys.readouterr().out
+    monkeypatch.setattr(run, "OUT", tmp_path / "nowhere")
+    assert lab(["again", "tiny"]) == 2
+    assert "there is no record of tiny in" in capsys.readouterr().err
 
 
 def test_what_another_command_measured_is_run_again_by_it(tmp_path):

@@ -16,7 +16,7 @@ from selattn.cli.main import INTERRUPTED
 from selattn.training.display import Display
 from selattn.utils.locks import LOCK, Lock
 from selattn.utils.records import read_body
-from tests.lab.tiny import TINY, only, only_tiny  # noqa: F401
+from tests.lab.tiny import TINY, only
 
 
 @pytest.mark.usefixtures("only_tiny")

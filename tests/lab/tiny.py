@@ -2,8 +2,6 @@
 
 import dataclasses
 
-import pytest
-
 from lab import experiments
 from lab.engine import run
 from lab.engine.experiment import Experiment, with_seeds
@@ -45,8 +43,3 @@ def only(monkeypatch, experiment=TINY):
     """Let this be the one experiment that there is."""
     for place in (experiments, run):
         monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": experiment})
-
-
-@pytest.fixture
-def only_tiny(monkeypatch):
-    only(monkeypatch)
