@@ -10,6 +10,8 @@ mixture   build the broad English text
 show      a few samples of a synthetic task
 train     one of the lab's runs; options as in `selattn train`
 zoo       train and export the models of the zoo
+
+`python -m lab NAME --help` has the options of experiments.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def dispatch(argv: Sequence[str]) -> int:
     """Run the command that the first word names, or else experiments."""
     if not argv or argv[0] in ("-h", "--help"):
-        experiments_parser().print_help()
+        print(__doc__, end="")
         return 0
     if argv[0] in COMMANDS:
         code: int = import_module(COMMANDS[argv[0]]).main(argv[1:])
@@ -65,7 +67,8 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def experiments_parser() -> Parser:
     """The options of experiments."""
-    parser = Parser(prog="python -m lab", description=__doc__)
+    about = "Carry out experiments: train what is missing, measure, and write records, tables and figures."
+    parser = Parser(prog="python -m lab", description=about)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, see `python -m lab list`")
     parser.add_argument("--all", action="store_true", help="every experiment that can be run at this scale")
     parser.add_argument("--scale", choices=SCALES, help="smoke (default), laptop or paper")

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     parser = experiments_parser()
-    parser.prog, parser.description = "python -m tools.records", __doc__
+    parser.prog = "python -m tools.records"
     parser.add_argument(
         "--positions", type=different("positions", str), metavar="P,P", help="rotary, learned (laptop: both)"
     )
