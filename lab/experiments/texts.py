@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,7 +47,6 @@ TIMES = 16  # how many times smaller the caches of the table are
 SEARCH, MEAN, KEPT = "search", "mean of the texts", "kept"
 _BATCH = 16
 _FAR = (1 / 8, 1 / 4, 1 / 2, 7 / 8)  # of the context: distances of pairs
-_LESS, _ERROR = "less standard, kept", "standard error over rows"
 _AT_STANDARD, _AT_OWN = "times less memory at the standard loss", f"times less memory within {GAIN} nats of its own"
 
 
@@ -61,7 +61,6 @@ class Setting:
 
     @property
     def row(self) -> str:
-        """What its row of the table is called."""
         return ", ".join(part for part in (TITLES.get(self.kind, self.kind), self.policy, self.how) if part)
 
 
@@ -260,17 +259,6 @@ def recall(model: LanguageModel, rows: Tensor, setting: Setting) -> dict[str, Ne
     return {f"a pair, {distance} back": each for distance, each in zip(distances, scores, strict=True)}
 
 
-Seeds = Sequence[Measured]
-
-
-def _pair(found: Seeds, row: str, these: Setting, those: Setting) -> Iterator[Cell]:
-    """A row with the difference of two settings on each text, paired by row, and one with its standard error."""
-    for text in (*found[0].texts, MEAN):
-        both = [each.found[these].less(each.found[those], text) for each in found]
-        yield Cell(row, text, tuple(difference for difference, _ in both))
-        yield Cell(f"{row}: {_ERROR}", text, tuple(error for _, error in both), digits=4)
-
-
 def _beside(ours: Setting) -> Setting:
     """Window+4 with the budgets of a setting with the order by F, on the same model."""
     of_window, alike = f" for {WINDOW}", ours.how.endswith("every layer")
@@ -278,29 +266,29 @@ def _beside(ours: Setting) -> Setting:
     return replace(ours, policy=WINDOW, how=how)
 
 
-def cells_of(found: Seeds, policies: Policies, missing: dict[str, str]) -> Iterator[Cell]:
+def cells_of(found: Sequence[Measured], policies: Policies, missing: dict[str, str]) -> Iterator[Cell]:
     """The table: losses, differences, what F adds, factors, recall; and rows of what was not run, with the reason."""
     first, at = found[0], found[0].at
     base = next(iter(policies))  # the model that the others are held against
     columns = (*first.texts, MEAN)
     shown = [s for s in first.found if s.how in (KEPT, _same(at), _searched(at))]
-    for setting in shown:
-        yield from (
-            Cell(setting.row, text, tuple(each.found[setting].mean(text) for each in found)) for text in columns
-        )
-    for what, reason in missing.items():
-        yield from (Cell(f"{what}: not run ({reason})", text, (None,) * len(found)) for text in columns)
-    for setting in shown:
-        if (setting.kind, setting.how) != (base, KEPT):
-            yield from _pair(found, f"{setting.row}, {_LESS}", setting, Setting(base))
-    for ours in first.found:
-        if ours.policy == "F" and (window := _beside(ours)) in first.found:
-            yield from _pair(found, f"{ours.row}, less {WINDOW}", ours, window)
-    for kind, name in ((kind, name) for kind, names in policies.items() for name in names):
-        for what, whose, more in ((_AT_STANDARD, base, 0.0), (_AT_OWN, kind, GAIN)):
-            for text in columns:
-                values = [each.factor(kind, name, text, each.found[Setting(whose)].mean(text) + more) for each in found]
-                yield Cell(f"{Setting(kind, name, '').row}, {what}", text, tuple(values), digits=1)
+    for setting, text in product(shown, columns):
+        yield Cell(setting.row, text, tuple(each.found[setting].mean(text) for each in found))
+    for (what, reason), text in product(missing.items(), columns):
+        yield Cell(f"{what}: not run ({reason})", text, (None,) * len(found))
+    pairs = [(each, Setting(base), f"less {Setting(base).row}") for each in shown if each != Setting(base)]
+    pairs += [(each, _beside(each), f"less {WINDOW}") for each in first.found if each.policy == "F"]
+    for (these, those, less), text in product(pairs, columns):
+        if those in first.found:
+            both = [each.found[these].less(each.found[those], text) for each in found]
+            yield Cell(f"{these.row}, {less}", text, tuple(difference for difference, _ in both))
+            errors = tuple(error for _, error in both)
+            yield Cell(f"{these.row}, {less}: standard error over rows", text, errors, digits=4)
+    limits = ((_AT_STANDARD, base, 0.0), (_AT_OWN, "", GAIN))
+    for kind, (what, whose, more), text in product(policies, limits, columns):
+        for name in policies[kind]:
+            values = [x.factor(kind, name, text, x.found[Setting(whose or kind)].mean(text) + more) for x in found]
+            yield Cell(f"{Setting(kind, name, '').row}, {what}", text, tuple(values), digits=1)
     for setting in first.recall:
         for place in first.recall[setting]:
             scores = [measured.recall[setting][place] for measured in found]
@@ -320,20 +308,17 @@ def _missing(policies: Policies) -> dict[str, str]:
 def conclude(record: Reproduction) -> Reproduction:
     """What holds on the mean of the texts, and on the text where it holds least."""
     rows = {cell.row for cell in record.cells}
-    texts = list(dict.fromkeys(cell.column for cell in record.cells if cell.row.endswith(_LESS)))
     at, (base, *kinds) = record.details["at"], record.details["policies"]
+    less = f"less {Setting(base).row}"
+    texts = list(dict.fromkeys(cell.column for cell in record.cells if cell.row.endswith(less)))
     claims = []
     for kind in kinds:
         title, nats = TITLES.get(kind, kind), f"nats below {TITLES.get(base, base)} attention with everything kept"
         adds, f = f"nats of loss that F saves beside {WINDOW}, the same budgets", f"{title}, F"
         order = f"In {title} attention F evicts better than {WINDOW}: "
         for row, what, text in (
-            (f"{title}, {KEPT}, {_LESS}", nats, f"With everything kept {title} attention has the smaller loss."),
-            (
-                f"{f}, {_searched(at)}, {_LESS}",
-                nats,
-                f"Pruned by F to {at} tokens a layer {title} attention has it.",
-            ),
+            (f"{title}, {KEPT}, {less}", nats, f"With everything kept {title} attention has the smaller loss."),
+            (f"{f}, {_searched(at)}, {less}", nats, f"Pruned by F to {at} tokens a layer {title} attention has it."),
             (f"{f}, {_searched(at)}, less {WINDOW}", adds, f"{order}budgets searched for F."),
             (f"{f}, {_searched(at, WINDOW)}, less {WINDOW}", adds, f"{order}budgets searched for {WINDOW}."),
             (f"{f}, {_same(at)}, less {WINDOW}", adds, f"{order}the same K in every layer."),
@@ -387,7 +372,6 @@ class Grid:
         return with_seeds(runs, seeds)
 
     def evaluate(self, lab: Lab) -> Found:
-        """Every setting on every text."""
         found = [Measured(lab, self.policies, seed) for seed in lab.seeds]
         lab.settings |= {"rows": ROWS, "search_rows": SEARCH_ROWS, "recall_rows": RECALL_ROWS}
         lab.settings |= {"tokens": found[0].checksums, "joined": found[0].joined}
