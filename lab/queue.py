@@ -115,7 +115,9 @@ class State:
         """Of a store; processes of a driver that is gone are not running."""
         file = store / STATE
         found = cls(**json.loads(file.read_bytes())) if file.is_file() else cls()
-        if not Path(f"/proc/{found.driver}").exists():
+        try:
+            os.kill(found.driver, 0)  # which asks whether it is there, and does nothing
+        except OSError:
             found.running = {}
         return found
 
