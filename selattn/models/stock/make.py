@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from selattn.errors import SelattnError
+from selattn.models.base import check_recomputing
 from selattn.models.form import NewForm
 from selattn.models.splitting import check_whole
 from selattn.models.stock.classes import config_class, family_of_config, model_class
@@ -44,6 +45,7 @@ def make_selective(
         raise SelattnError(f"{type(model).__name__} is selective already: use make_standard(model) first")
     if isinstance(model, nn.Module):
         check_whole(model)
+        check_recomputing(model)
     family = family_of(model)
     chosen = _settings(model.config, selection, strength, settings)
     config = copy.deepcopy(model.config)
