@@ -120,8 +120,8 @@ class H2O(Policy):
     needs_f = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.recent <= 1:
-            raise SelattnError(f"H2O's share of recent tokens must be in [0, 1], not {self.recent}")
+        if not isinstance(self.recent, int | float) or not 0 <= self.recent <= 1:
+            raise SelattnError(f"H2O's share of recent tokens must be in [0, 1], not {self.recent!r}")
 
     def rank(self, kept: Kept) -> Tensor:
         # How many kept tokens are newer: the coming one and the latest recent * budget - 1 are safe.
@@ -212,8 +212,8 @@ class Threshold(Policy):
     per_head: bool = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise SelattnError(f"the threshold must be at least 0, not {self.tau}")
+        if not isinstance(self.tau, int | float) or not self.tau >= 0:
+            raise SelattnError(f"the threshold must be at least 0, not {self.tau!r}")
 
     @property
     def name(self) -> str:  # type: ignore[override]

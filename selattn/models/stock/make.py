@@ -96,10 +96,8 @@ def _settings(config: Any, selection: Any, strength: float, settings: dict[str, 
             raise SelattnError(f"head {max(selection.heads)} cannot select: the model has {heads} heads, from 0")
         if heads % len(selection.heads):
             raise SelattnError(f"{len(selection.heads)} masks cannot be shared out among {heads} heads: take a divisor")
-    if isinstance(strength, bool) or not 0 <= strength <= 1:
-        raise SelattnError(f"strength must be between 0 and 1, not {strength!r}")
     try:
-        return StockSettings(selection, form, float(strength), **settings)
+        return StockSettings(selection, form, float(strength) if type(strength) is int else strength, **settings)
     except TypeError as error:
         raise SelattnError(f"make_selective: {error}") from None
 
