@@ -1,14 +1,18 @@
 """What would be silently wrong is refused in one line that says what to do: each case was accepted once."""
 
+import math
+
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
 import selattn
+from selattn.cache import make_policy
 from selattn.errors import SelattnError
 from tests.models.stock.families import tiny as stock
 from tests.models.stock.families import tokens
 from tests.models.stock.test_t5 import tiny as t5
+from tests.models.tiny import tiny, token_ids
 from tests.models.training import CHECKPOINTING, enable_checkpointing
 
 
@@ -117,3 +121,91 @@ def test_the_gradient_with_checkpointing_is_the_one_without(kind):
     for name, each in wanted.items():
         torch.testing.assert_close(found[name], each, msg=name)
     assert any(not torch.allclose(without[name], each) for name, each in wanted.items() if name in without)
+
+
+SETTINGS = {
+    "memory_epsilon": [-1, math.nan, math.inf, "a", None, True],
+    "memory_tau": [0, -1, math.nan, "a", [1]],
+    "strength": [2, -0.1, math.nan, "a", None, True],
+    "backend": ["gpu", None],
+    "cache_policy": ["slective", None, 3, selattn.Window(8)],
+    "cache_budgets": [1, 2.5, "a", []],
+}
+NAMED = {"backend": "unknown backend", "cache_policy": "policy", "cache_budgets": "budget"}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in SETTINGS.items() for value in values])
+def test_settings_of_both_kinds_of_models(name, value):
+    says = NAMED.get(name, f"{name} must be a number")
+    refused(lambda: selattn.make_selective(stock("llama"), **{name: value}), says)
+    own = {"strength": "selection_strength"}.get(name, name)
+    refused(lambda: selattn.SelectiveConfig(**{own: value}), says)
+
+
+def test_settings_that_were_edited_in_a_config():
+    model = selattn.make_selective(stock("llama"))
+    model.config.selattn["memory_epsilon"] = -1
+    refused(lambda: loss_of(model), "memory_epsilon must be a number of at least 0, not -1")
+
+
+def test_what_policies_and_forms_are_made_of():
+    for make in (selattn.H2O, selattn.Threshold):
+        refused(lambda make=make: make("a"), "not 'a'")
+    for name in ("bias", "deviation"):
+        for value in ("a", math.nan):
+            refused(lambda name=name, value=value: selattn.NewForm(**{name: value}), "must be a finite number")
+
+
+class Oldest(selattn.Policy):
+    """Does not say that it reads no F."""
+
+    def rank(self, kept):
+        return -kept.position.double()
+
+
+IDS = token_ids(1, 12)
+NEEDS_F = ["selective", "selective-per-head", "threshold=1", Oldest()]
+
+
+def standard(kind, **changes):
+    if kind == "stock":
+        return selattn.make_selective(stock("llama"), selection=None, **changes)
+    return tiny(attention="standard", **changes)
+
+
+def decoding(model, **limits):
+    cache = model.new_cache(**limits)
+    model(IDS, past_key_values=cache)
+
+
+@pytest.mark.parametrize("policy", NEEDS_F, ids=str)
+@pytest.mark.parametrize("kind", ["stock", "ours"])
+def test_policies_that_need_f_where_nothing_selects(kind, policy):
+    model = standard(kind)
+    layers = model.description.layers
+    for call in (
+        lambda: model(IDS, cache_budgets=4, cache_policy=policy),
+        lambda: model(IDS, cache_budgets=4, cache_policy=policy, use_cache=False),
+        lambda: model.generate(IDS, max_new_tokens=2, cache_budgets=4, cache_policy=policy),
+        lambda: decoding(model, budgets=4, policy=policy),
+        lambda: model(IDS, past_key_values=selattn.SelectiveCache(layers, 4, policy)),
+        lambda: model.evictions(IDS, selattn.Budgets(4), make_policy(policy)),
+    ):
+        refused(call, "needs F, and this model selects nothing: choose h2o, tova or window+4")
+    other = selattn.Window(1) if isinstance(policy, Oldest) else "h2o"
+    model(IDS, cache_budgets=4, cache_policy=other)
+
+
+@pytest.mark.parametrize("kind", ["stock", "ours"])
+def test_the_policy_of_a_config_needs_f_only_once_a_budget_is_in_force(kind):
+    model = standard(kind)
+    assert model.description.policy == "selective"
+    model(IDS)
+    model.generate(IDS, max_new_tokens=2)
+    refused(lambda: model(IDS, cache_budgets=4), "choose h2o, tova or window+4")
+    refused(lambda: standard(kind, cache_budgets=4)(IDS), "choose h2o, tova or window+4")
+    standard(kind, cache_budgets=4, cache_policy="window")(IDS)
+
+
+def test_one_layer_that_selects_is_enough():
+    tiny(attention=["standard", "selective"])(IDS, cache_budgets=4)

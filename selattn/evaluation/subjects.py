@@ -13,6 +13,7 @@ from pathlib import Path
 
 from selattn.cache import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
+from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 
@@ -114,6 +115,7 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
             f"the policy {policy_name(policy or model.policy)!r} drops nothing, whatever the budgets: "
             "leave them out, or change it"
         )
+    check_selects(budgets, chosen, model.selects)
 
 
 def check_context(name: str, model: Description, context: int) -> None:

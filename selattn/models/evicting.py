@@ -22,6 +22,11 @@ class Evicting:
         """Budgets and policy that the model's config has."""
         raise NotImplementedError
 
+    @property
+    def selects(self) -> bool:
+        """Whether any layer does."""
+        raise NotImplementedError
+
     def layer_counts(self) -> tuple[int, int]:
         """The layers that run, and those that there are: fewer run where transformers drafts by leaving early."""
         raise NotImplementedError
@@ -36,7 +41,9 @@ class Evicting:
         running, layers = self.layer_counts()
         if chosen is not None and running < layers:
             chosen = Budgets(chosen.for_layers(layers)[:running])
-        return chosen, make_policy(own_policy if policy is None else policy)
+        found = make_policy(own_policy if policy is None else policy)
+        check_selects(chosen, found, self.selects)
+        return chosen, found
 
     def limits(
         self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
@@ -73,6 +80,8 @@ class Evicting:
             raise SelattnError(
                 f"this cache has {len(given.layers)} layers and the model {layers}: make one with new_cache()"
             )
+        if not given.layers[0].is_initialized:
+            check_selects(given.budgets, given.policy, self.selects)
         other = budgets is not None and self.eviction(budgets, policy)[0] != given.budgets
         if other or (policy is not None and not _is_policy(given.policy, policy)):
             raise SelattnError(
@@ -134,6 +143,17 @@ class PrunedGeneration:
             model_kwargs["past_key_values"] = self.new_cache(*given.values())
             if generation_config.is_assistant:
                 model_kwargs["past_key_values"].activate_past_recording()
+
+
+def check_selects(budgets: Budgets | None, policy: Policy, selects: bool) -> None:
+    """Raise if tokens would leave by their F in a model that has none: the oldest would, as in a window."""
+    if policy.needs_f and not selects and policy.evicts and (budgets is not None or policy.leaves_early):
+        hint = (
+            "" if type(policy).__module__.startswith("selattn.") else ", or set needs_f = False if it does not read F"
+        )
+        raise SelattnError(
+            f"the policy {policy.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4{hint}"
+        )
 
 
 def selective_cache(cache: Cache | None) -> SelectiveCache | None:

@@ -63,16 +63,10 @@ class StockBase(Evicting, PrunedGeneration, Recomputing):
         """Budgets and policy of the config."""
         return self.settings.budgets, self.settings.cache_policy
 
-    def eviction(
-        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
-    ) -> tuple[Budgets | None, Policy]:
-        """Budgets and policy that are in force; a model with no F has none by which a token could leave."""
-        chosen, found = super().eviction(budgets, policy)
-        if chosen is not None and found.needs_f and self.settings.selection is None:
-            raise SelattnError(
-                f"the policy {found.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4"
-            )
-        return chosen, found
+    @property
+    def selects(self) -> bool:
+        """Whether there is a selection."""
+        return self.settings.selection is not None
 
 
 class StockSelective(StockBase):
