@@ -209,3 +209,79 @@ def test_the_policy_of_a_config_needs_f_only_once_a_budget_is_in_force(kind):
 
 def test_one_layer_that_selects_is_enough():
     tiny(attention=["standard", "selective"])(IDS, cache_budgets=4)
+
+
+class NoNumber(selattn.Policy):
+    """0 / 0 for the tokens that no query has attended to."""
+
+    needs_f = False
+
+    def rank(self, kept):
+        return kept.position.double() * 0 / 0
+
+
+class NoRank(selattn.Policy):
+    pass
+
+
+def masked(mask):
+    return lambda: tiny()(IDS[:, :3], attention_mask=torch.tensor([mask]))
+
+
+def generated(**limits):
+    return lambda: tiny().generate(IDS, max_new_tokens=2, **limits)
+
+
+NUMBERS = "must hold whole numbers, or true and false"
+FLAGS = "attention_mask must be 1 for real tokens and 0 for padding"
+WHOLE = selattn.Sequences
+CALLS = {
+    "a document's number returns": (lambda: WHOLE.from_documents(torch.tensor([[0, 1, 0, 1]])), "must not come again"),
+    "the number of padding is one's own": (lambda: WHOLE.from_documents(torch.tensor([[0, 0, 1, 0]])), "by a mask"),
+    "padding splits a document": (
+        lambda: WHOLE.from_documents(torch.tensor([[1, 0, 1]]), torch.tensor([[1, 0, 1]])),
+        "must not come again",
+    ),
+    "seq_idx returns": (lambda: tiny()(IDS[:, :4], seq_idx=torch.tensor([[0, 1, 0, 1]])), "must not come again"),
+    "a mask of fractions": (lambda: WHOLE.from_mask(torch.tensor([[0.0, 1.0]])), NUMBERS),
+    "a mask of fractions of documents": (
+        lambda: WHOLE.from_documents(torch.tensor([[0, 1]]), torch.tensor([[0.0, 1.0]])),
+        NUMBERS,
+    ),
+    "positions that are fractions": (lambda: WHOLE.from_position_ids(torch.tensor([[0.0, 1.0]])), NUMBERS),
+    "a mask to be added": (masked([-math.inf, 0.0, 0.0]), FLAGS),
+    "half a mask": (masked([0.5, 1.0, 1.0]), FLAGS),
+    "a mask to be added, stock": (
+        lambda: selattn.make_selective(stock("llama"))(IDS[:, :2], attention_mask=torch.tensor([[-math.inf, 0.0]])),
+        FLAGS,
+    ),
+    "a window of more tokens than there are": (lambda: make_policy("window+999999999999999999999"), "must be at most"),
+    "NaN ranks in decoding": (generated(cache_budgets=4, cache_policy=NoNumber()), "gives a rank that is NaN"),
+    "NaN ranks in a forward": (lambda: tiny()(IDS, cache_budgets=4, cache_policy=NoNumber()), "a rank that is NaN"),
+    "NaN ranks in an order": (
+        lambda: selattn.eviction_order(*torch.randn(2, 1, 2, 9, 4), budget=3, policy=NoNumber()),
+        "gives a rank that is NaN",
+    ),
+    "a policy without budgets": (generated(cache_policy="h2o"), "without cache_budgets nothing leaves"),
+    "the class of all policies": (generated(cache_budgets=4, cache_policy=selattn.Policy), "Policy has no rank"),
+    "a policy without a rank": (generated(cache_budgets=4, cache_policy=NoRank()), "NoRank has no rank"),
+    "a class that needs arguments": (generated(cache_budgets=4, cache_policy=selattn.Threshold), "give an object"),
+    "no room for sinks": (generated(cache_budgets=3, cache_policy="window+4"), "has no room for the 4 first tokens"),
+    "no room for sinks in one layer": (generated(cache_budgets=[9, 4], cache_policy="window+4"), "give at least 5"),
+    "a number to be explored": (lambda: selattn.explore("zoo:memory", 5), "the text must be a str, not 5"),
+    "a number to be traced": (lambda: selattn.trace("zoo:memory", 5), "the text must be a str, not 5"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name):
+    refused(*CALLS[name])
+
+
+def test_what_is_close_to_these_and_right():
+    WHOLE.from_documents(torch.tensor([[5, 5, 2, 9]]))
+    WHOLE.from_documents(torch.tensor([[0, 0, 1, 0]]), torch.tensor([[True, True, True, False]]))
+    masked([0.0, 1.0, 1.0])()
+    tiny().generate(IDS, max_new_tokens=2, cache_budgets=5, cache_policy="window+4")
+    tiny().generate(IDS, max_new_tokens=2, cache_policy="none")
+    tiny().generate(IDS, max_new_tokens=2, cache_policy="threshold=1")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from selattn.cache import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
-from selattn.models.evicting import check_selects
+from selattn.models.evicting import check_room, check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 
@@ -115,6 +115,7 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
             f"the policy {policy_name(policy or model.policy)!r} drops nothing, whatever the budgets: "
             "leave them out, or change it"
         )
+    check_room(budgets, chosen)
     check_selects(budgets, chosen, model.selects)
 
 

@@ -14,6 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from selattn.errors import SelattnError
+from selattn.ops import transforms
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 
@@ -131,6 +133,20 @@ def victim(policy: Ranking, kept: Kept) -> Tensor:
     """[B, P] the place of the token that leaves: the highest rank; of equals not the first token, then the oldest."""
     occupied = kept.position >= 0
     rank = policy.rank(kept).masked_fill(~occupied, -torch.inf)
+    if policy.compiled() is None:
+        _refuse_nan(policy, rank, occupied.sum(-1, keepdim=True) >= kept.budget)
     worst = occupied & (rank == rank.amax(-1, keepdim=True))
     age = torch.where(kept.position == 0, torch.iinfo(torch.int32).max - 1, kept.position)
     return age.masked_fill(~worst, torch.iinfo(torch.int32).max).argmin(-1)
+
+
+def _refuse_nan(policy: Ranking, rank: Tensor, full: Tensor) -> None:
+    """A rank of a user's own that is no number would choose the first place, whoever is in it."""
+    if rank.is_meta or transforms.in_transform():
+        return
+    rule = f"the policy {policy.name!r} gives a rank that is NaN: give a number for each token, or -inf to keep it"
+    bad = (rank.isnan() & full).any()
+    if torch.compiler.is_compiling() or rank.device.type != "cpu":
+        torch._assert_async(~bad, rule)  # a GPU is not waited for
+    elif bool(bad):
+        raise SelattnError(rule)
