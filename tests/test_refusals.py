@@ -9,11 +9,20 @@ from transformers import Trainer, TrainingArguments
 import selattn
 from selattn.cache import make_policy
 from selattn.errors import SelattnError
+from selattn.models import Engine
+from selattn.training import train
+from selattn.training.config import Optimizer, Schedule
+from selattn.training.trainer import SelectiveTrainer
+from selattn.utils.files import write_json
+from selattn.utils.records import write_record
+from tests.evaluation import questions
+from tests.evaluation.folders import model_folder
 from tests.models.stock.families import tiny as stock
 from tests.models.stock.families import tokens
 from tests.models.stock.test_t5 import tiny as t5
 from tests.models.tiny import tiny, token_ids
 from tests.models.training import CHECKPOINTING, enable_checkpointing
+from tests.training.tiny import tiny as tiny_run
 
 
 def refused(call, says):
@@ -178,7 +187,7 @@ def decoding(model, **limits):
     model(IDS, past_key_values=cache)
 
 
-@pytest.mark.parametrize("policy", NEEDS_F, ids=str)
+@pytest.mark.parametrize("policy", NEEDS_F, ids=selattn.cache.policy_name)
 @pytest.mark.parametrize("kind", ["stock", "ours"])
 def test_policies_that_need_f_where_nothing_selects(kind, policy):
     model = standard(kind)
@@ -263,8 +272,11 @@ CALLS = {
         "gives a rank that is NaN",
     ),
     "a policy without budgets": (generated(cache_policy="h2o"), "without cache_budgets nothing leaves"),
-    "the class of all policies": (generated(cache_budgets=4, cache_policy=selattn.Policy), "Policy has no rank"),
-    "a policy without a rank": (generated(cache_budgets=4, cache_policy=NoRank()), "NoRank has no rank"),
+    "the class of all policies": (
+        generated(cache_budgets=4, cache_policy=selattn.Policy),
+        "the policy Policy has no rank",
+    ),
+    "a policy without a rank": (generated(cache_budgets=4, cache_policy=NoRank()), "the policy NoRank has no rank"),
     "a class that needs arguments": (generated(cache_budgets=4, cache_policy=selattn.Threshold), "give an object"),
     "no room for sinks": (generated(cache_budgets=3, cache_policy="window+4"), "has no room for the 4 first tokens"),
     "no room for sinks in one layer": (generated(cache_budgets=[9, 4], cache_policy="window+4"), "give at least 5"),
@@ -285,3 +297,52 @@ def test_what_is_close_to_these_and_right():
     tiny().generate(IDS, max_new_tokens=2, cache_budgets=5, cache_policy="window+4")
     tiny().generate(IDS, max_new_tokens=2, cache_policy="none")
     tiny().generate(IDS, max_new_tokens=2, cache_policy="threshold=1")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_numbers_that_json_does_not_have(value, tmp_path):
+    body = {"models": [{"loss": 1.0}, {"loss": (2.0, value)}]}
+    for write in (
+        lambda file: write_json(file, body),
+        lambda file: write_record(file, body, None),
+        lambda file: selattn.Budgets(4).save(file, found=body),
+    ):
+        refused(lambda write=write: write(tmp_path / "a.json"), f"models[1].loss[1] is {value}")
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("steps", [2, 3])
+def test_a_run_that_diverges_after_its_last_log(steps, tmp_path):
+    schedule, optimizer = Schedule(steps=steps, warmup=0), Optimizer(lr=1e30)
+    run = tiny_run(optimizer=optimizer, schedule=schedule, log_every=5)
+    for resume in (False, True):
+        refused(lambda resume=resume: train(run, tmp_path, resume=resume), "the run has diverged; lower optimizer.lr")
+        assert not (tmp_path / "model").exists()
+
+
+def test_weights_that_are_no_numbers_and_were_never_evaluated(tmp_path, monkeypatch):
+    """The Trainer evaluates at the end, but for versions that do not."""
+    run = tiny_run(optimizer=Optimizer(lr=1e30), schedule=Schedule(steps=3, warmup=0), log_every=5)
+    monkeypatch.setattr(SelectiveTrainer, "evaluate", lambda *args, **kwargs: {})
+    refused(lambda: train(run, tmp_path), "the run has diverged")
+
+
+def test_answers_of_a_model_that_gives_no_numbers(tmp_path):
+    """lm-eval would choose one of them, and count how often that is right."""
+    folder, asked = model_folder(tmp_path / "model"), tmp_path / "questions"
+    model = selattn.SelectiveForCausalLM.from_pretrained(folder)
+    model.model.layers[0].attention.q_proj.weight.data.fill_(math.nan)
+    model.save_pretrained(folder)
+    questions.write(asked)
+    refused(lambda: selattn.evaluate(folder, tasks=["piqa"], data_dir=asked), "the likelihood of a choice is NaN")
+
+
+def test_an_engine_looks_at_every_row():
+    """A row that joins with a token whose embedding is spoilt; the others could go on."""
+    model = tiny()
+    model.model.embed_tokens.weight.data[5] = math.nan
+    engine = Engine(model, model.new_cache())
+    engine.add([1, 2])
+    engine.step()
+    refused(lambda: engine.add([1, 5]), "the logits of the next token are NaN")
+    assert engine.rows == (0,)

@@ -255,9 +255,7 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
         value = _made(value)
     if isinstance(value, Policy):
         if value.evicts and type(value).rank is Policy.rank:
-            raise SelattnError(
-                f"{type(value).__name__} has no rank(kept), so nobody could leave: derive a class with one"
-            )
+            raise SelattnError(f"the policy {type(value).__name__} has no rank(kept): derive a class that has one")
         return value
     if not isinstance(value, str):
         raise SelattnError(f"a policy is a name or a selattn.Policy, not {type(value).__name__}")
