@@ -98,7 +98,11 @@ class PrunedGeneration:
     new_cache: Callable[..., SelectiveCache]  # these three as in `Evicting`
     layer_counts: Callable[[], tuple[int, int]]
     fits: Callable[[Any], bool]
-    description: Description
+
+    @property
+    def description(self) -> Description:
+        """What is known of the model without its weights."""
+        raise NotImplementedError
 
     def _prepare_generation_config(self, generation_config: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Budgets and policy may stand in a `GenerationConfig`, too; what `generate()` is given goes before it."""

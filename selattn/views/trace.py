@@ -204,7 +204,7 @@ def smallest_f(f: Tensor | None) -> Floats | None:
 
 def _layers(model: WatchedModel, ids: Tensor, step: float) -> list[dict[str, Any]]:
     """Layer by layer, so that no more than one layer's weights are ever held."""
-    found = []
+    found: list[dict[str, Any]] = []
     with torch.no_grad():
         for view in model.watch(ids):
             assert view.weights is not None
