@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers.cache_utils import Cache
 
-from selattn.cache import Budgets, Policy, SelectiveCache, Window, make_policy
+from selattn.cache import Budgets, Policy, SelectiveCache, make_policy
 from selattn.errors import SelattnError
 from selattn.models.seam import Description
 
@@ -120,13 +120,12 @@ class PrunedGeneration:
             raise SelattnError(f"assistant_early_exit must be a layer, 1 to {layers} here, not {leaves!r}")
         return chosen, model_kwargs
 
-    def _check_limits(self, budgets: Any, policy: Any) -> None:
-        """Raise for a policy that nothing would ask, and for budgets that it would not heed."""
-        chosen = make_policy(self.description.policy if policy is None else policy)
-        own = Budgets.of(budgets) or self.description.budgets
-        if own is not None:
-            check_room(own, chosen)
-        elif policy is not None and chosen.evicts and not chosen.leaves_early:
+    def _check_heeded(self, budgets: Any, policy: Any) -> None:
+        """Raise for a policy that nothing would ask."""
+        if policy is None or budgets is not None or self.description.budgets is not None:
+            return
+        chosen = make_policy(policy)
+        if chosen.evicts and not chosen.leaves_early:
             raise SelattnError(f"the policy {chosen.name!r} would change nothing: without cache_budgets nothing leaves")
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,19 +154,10 @@ class PrunedGeneration:
             if not self.fits(given["cache_budgets"]):
                 given["cache_budgets"] = None
         if model_kwargs.get("past_key_values") is None:
-            self._check_limits(*given.values())
+            self._check_heeded(*given.values())
             model_kwargs["past_key_values"] = self.new_cache(*given.values())
             if generation_config.is_assistant:
                 model_kwargs["past_key_values"].activate_past_recording()
-
-
-def check_room(budgets: Budgets, policy: Policy) -> None:
-    """Raise for budgets with no room for the tokens that a window always keeps, and another one."""
-    if isinstance(policy, Window) and min(budgets) <= policy.sinks:
-        raise SelattnError(
-            f"a budget of {min(budgets)} tokens has no room for the {policy.sinks} first tokens that {policy.name!r} "
-            f"keeps: give at least {policy.sinks + 1}, or take a window with fewer"
-        )
 
 
 def check_selects(budgets: Budgets | None, policy: Policy, selects: bool) -> None:
