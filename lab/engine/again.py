@@ -32,6 +32,7 @@ class Compared:
 def again(
     path: str | Path,
     *,
+    source: str | None = None,
     store: str | Path | None = None,
     questions: str | Path | None = None,
     overview: Overview | None = None,
@@ -40,6 +41,7 @@ def again(
 
     Args:
         path: the record.
+        source: the text, where it lies elsewhere than the record says.
         store: of trained models, which are not trained again then; None trains everything anew, and leaves nothing.
         questions: a folder with the questions of the downstream tasks, if it had one.
         overview: is shown how trainings proceed.
@@ -51,7 +53,7 @@ def again(
         found = reproduce(
             record.experiment,
             record.scale,
-            source=None if record.scale == "smoke" else record.settings["source"],
+            source=None if record.scale == "smoke" else source or record.settings["source"],
             texts=record.settings.get("texts"),
             seeds=record.seeds,
             positions=record.settings.get("positions"),
