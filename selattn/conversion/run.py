@@ -33,7 +33,8 @@ from selattn.training.config import TextData
 from selattn.training.display import Display
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
-from selattn.utils.records import portable, read_body, write_record
+from selattn.utils.records import as_body, portable, portable_fields, read_body, write_record
+from selattn.utils.typed import to_json
 
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
 EQUAL = "original"  # until where to prune: the loss of the original
@@ -129,7 +130,8 @@ def convert(
                 losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
                 words, step = until.words(), pruned.step
                 budgeted = Budgeted(words, tuple(step.budgets), step.factor, pruned.at_floor, search_rows, evicts)
-            found = _record(run, done[0], losses, batches, budgeted)
+            measured = _record(run, done[0], losses, batches, budgeted)
+            found = as_body(portable_fields(to_json(measured)), ConversionRecord)  # as it is read from its file
             if team.leads:
                 write_record(folder / RECORD, found, run.seed)
         if found.budgeted is not None and team.leads:

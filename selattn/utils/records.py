@@ -153,7 +153,7 @@ def write_record(path: str | Path, body: object, seed: int | Sequence[int | None
     """Write `body`, a dataclass or a dict, with the command, seed, commit, versions and machine around it."""
     path = Path(path)
     check_output(path)
-    write_json(path, {**to_json(provenance(seed)), **_portable_fields(to_json(body))})
+    write_json(path, {**to_json(provenance(seed)), **portable_fields(to_json(body))})
     return path
 
 
@@ -169,23 +169,23 @@ def portable(word: str) -> str:
     return _ABSOLUTE.sub(shown, word)
 
 
-def _portable_fields(body: Any) -> Any:
+def portable_fields(body: Any) -> Any:
     """The same JSON with the paths in the fields `PATHS` made portable: a word, a list of words, or words by name."""
     if isinstance(body, list):
-        return [_portable_fields(each) for each in body]
+        return [portable_fields(each) for each in body]
     if not isinstance(body, dict):
         return body
-    return {name: (_portable_words if name in PATHS else _portable_fields)(value) for name, value in body.items()}
+    return {name: (_portable_words if name in PATHS else portable_fields)(value) for name, value in body.items()}
 
 
 def _portable_words(value: Any) -> Any:
     if isinstance(value, str):
         return portable(value)
     if isinstance(value, list):
-        return [portable(each) if isinstance(each, str) else _portable_fields(each) for each in value]
+        return [portable(each) if isinstance(each, str) else portable_fields(each) for each in value]
     if isinstance(value, dict):
         value = {name: portable(each) if isinstance(each, str) else each for name, each in value.items()}
-    return _portable_fields(value)
+    return portable_fields(value)
 
 
 def provenance(seed: int | Sequence[int | None] | None) -> Provenance:
