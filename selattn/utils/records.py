@@ -164,7 +164,8 @@ def portable(word: str) -> str:
         path = Path(match[0])
         with contextlib.suppress(ValueError):
             return str(path.relative_to(Path.cwd()))
-        return path.name or match[0]
+        # The model of a run lies in the run's folder, which is what tells it from others.
+        return str(Path(path.parent.name, path.name)) if path.name == "model" else path.name or match[0]
 
     return _ABSOLUTE.sub(shown, word)
 

@@ -77,6 +77,7 @@ def test_write_record_puts_it_in(tmp_path):
         ("{here}/runs/a", "runs/a"),
         ("{here}", "."),
         ("/far/away/store", "store"),
+        ("start.model=/far/away/run-1/model", "start.model=run-1/model"),
         ("--out=/far/away/store/", "--out=store"),
         ("data.source=/far/text.txt", "data.source=text.txt"),
         ("ours=/far/model@/far/search:h2o", "ours=model@search:h2o"),
