@@ -80,7 +80,7 @@ def test_write_record_puts_it_in(tmp_path):
         ("start.model=/far/away/run-1/model", "start.model=run-1/model"),
         ("--out=/far/away/store/", "--out=store"),
         ("data.source=/far/text.txt", "data.source=text.txt"),
-        ("ours=/far/model@/far/search:h2o", "ours=model@search:h2o"),
+        ("ours=/far/net@/far/search:h2o", "ours=net@search:h2o"),
         ("/", "/"),
         ("runs/a", "runs/a"),
         ("../a", "../a"),
