@@ -7,6 +7,7 @@ list      the experiments, what they cost, and what is recorded
 again     run a record again, and compare
 results   write docs/results.md from the records
 mixture   build the broad English text
+queue     work through a list of tables, resuming wherever it stood
 show      a few samples of a synthetic task
 train     one of the lab's runs; options as in `selattn train`
 zoo       train and export the models of the zoo
@@ -39,6 +40,7 @@ T = TypeVar("T")
 COMMANDS = {
     "demo": "lab.demo",
     "mixture": "lab.mixture",
+    "queue": "lab.queue",
     "show": "lab.tasks",
     "train": "lab.runs",
     "zoo": "lab.zoo",
@@ -178,11 +180,14 @@ def _again(argv: Sequence[str]) -> int:
 
     parser = Parser(prog="python -m lab again", description="Run a record again, and compare its numbers.")
     parser.add_argument("record", metavar="RECORD", help="a record's file, or the name of an experiment that has one")
+    parser.add_argument(
+        "--source", type=_options.name, metavar="TEXT", help="the text (default: where the record says)"
+    )
     parser.add_argument("--store", type=_options.path, metavar="FOLDER", help="of models (default: none is taken)")
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     args = parser.parse_args(argv)
     console = Console(highlight=False)
-    done = again(args.record, store=args.store, questions=args.data_dir, overview=ShownOverview())
+    done = again(args.record, source=args.source, store=args.store, questions=args.data_dir, overview=ShownOverview())
     if done is None:
         console.print("stopped; nothing was kept" if args.store is None else "stopped; the same command resumes")
         return INTERRUPTED

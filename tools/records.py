@@ -10,6 +10,7 @@ began with the model of another: it does not say which training that was.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import shutil
@@ -26,7 +27,6 @@ from lab.engine.records import Reproduction, UsedModel
 from lab.engine.run import OUT, STORE, choose
 from lab.engine.store import DIVERGED, Store, Trained
 from lab.scales import Scale, find_scale
-from selattn.cli import _options
 from selattn.cli.main import guarded
 from selattn.errors import SelattnError
 from selattn.training import folder as run_folder
@@ -45,15 +45,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(_main, sys.argv[1:] if argv is None else argv)
 
 
-def _main(argv: Sequence[str]) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """The options of experiments, and those for keeping records."""
     parser = experiments_parser()
     parser.prog = "python -m tools.records"
     parser.add_argument(
         "--positions", type=different("positions", str), metavar="P,P", help="rotary, learned (laptop: both)"
     )
-    parser.add_argument("--adopt", type=_options.path, action="append", default=[], metavar="FOLDER", help="take runs")
+    parser.add_argument("--adopt", action="append", default=[], metavar="FOLDER", help="take runs")
     parser.add_argument("--extend", action="store_true", help="take losses from the records in --out")
-    args = parser.parse_args(argv)
+    return parser
+
+
+def _main(argv: Sequence[str]) -> int:
+    args = make_parser().parse_args(argv)
     name = args.scale or "smoke"
     size = find_scale(name, args.source, dict(args.text), args.positions)
     chosen = choose(["all"] if args.all else args.names, size)
@@ -140,9 +145,11 @@ def adopt(store: Store, folder: str | Path) -> dict[Path, str]:
 
     A training that was begun in the store gives way, unless it is running.
     """
-    folder = Path(folder).expanduser()
-    if not folder.is_dir():
-        raise SelattnError(f"{folder} is not a folder: --adopt takes one with runs of 'selattn train' in it")
+    given, folder = str(folder), Path(folder).expanduser()
+    if not given or not folder.is_dir():  # an empty name would be the working directory
+        raise SelattnError(
+            f"{given or repr(given)} is not a folder: --adopt takes one with runs of 'selattn train' in it"
+        )
     # Of several processes one does it, and the others find it done.
     with folders_for(store.folder), locked(store.folder / ("adopting" + LOCK)):
         return {run: _adopt(store, run) for run in finished_runs(folder)}

@@ -23,7 +23,7 @@ from lab.experiments import EXPERIMENTS, find_experiment
 from lab.scales import Scale, find_scale
 from lab.tasks import Task
 from selattn.data import Reading
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, UnknownSourceError
 from selattn.evaluation.parts import Parts, open_parts
 from selattn.training.config import RunConfig, TextData
 from selattn.training.overrides import override
@@ -34,6 +34,7 @@ from selattn.views.figure import write_figure
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
 NOTHING, TASK = "nothing is trained", "sequences of the task"  # where a record says what its models read
+GIVE_A_TEXT = "name a text of yours with --source TEXT; docs/data.md tells how to make one like enwik8-clean"
 MEASURED = "measured"  # in the store's work: what has been measured
 _ELSEWHERE = {"seed": "--seeds", "data.source": "--source", "data.context": "the experiments"}
 _READING = [f"data.{each.name}" for each in dataclasses.fields(Reading)]
@@ -83,6 +84,7 @@ def reproduce(
     """
     size, overview = find_scale(scale, source, texts, positions), overview or Overview()
     chosen = choose(names, size)
+    check_texts(chosen, size, source, texts or {})
     wanted = tuple(size.seeds if seeds is None else seeds)
     check_settings(settings, chosen, size)
     size = with_reading(size, settings)
@@ -112,6 +114,10 @@ def reproduce(
             return done
     except InterruptedTraining:
         return None
+    except UnknownSourceError as error:
+        if size.data.source not in str(error):
+            raise
+        raise SelattnError(f"{error}; {GIVE_A_TEXT}") from None
     finally:
         overview.end()
 
@@ -128,6 +134,22 @@ def choose(names: str | Sequence[str], scale: Scale) -> list[Experiment]:
     if not chosen:
         raise SelattnError("no experiment is named; see 'python -m lab list'")
     return chosen
+
+
+def sources_of(experiments: Sequence[Experiment], scale: Scale) -> set[str]:
+    """The texts that their models read."""
+    named = [pair for each in experiments for pair in each.needs(scale, (0,)).items()]
+    data = [need.run.data for pair in named for _, need in _with_those_before(*pair)]
+    return {each.source for each in data if not isinstance(each, Task)}
+
+
+def check_texts(experiments: Sequence[Experiment], scale: Scale, source: str | None, texts: Mapping[str, str]) -> None:
+    """Raise for a text that none of the experiments reads."""
+    given = {f"--text {name}": text for name, text in texts.items()} | ({} if source is None else {"--source": source})
+    for option, text in given.items():
+        if text not in sources_of(experiments, scale):
+            names = ", ".join(each.name for each in experiments)
+            raise SelattnError(f"{option} would change nothing: {names} reads no such text; leave it out")
 
 
 def check_settings(settings: Sequence[str], experiments: Sequence[Experiment], scale: Scale) -> None:
@@ -257,6 +279,7 @@ class Compared:
 def again(
     record: str | Path,
     *,
+    source: str | None = None,
     store: str | Path | None = None,
     questions: str | Path | None = None,
     overview: Overview | None = None,
@@ -265,6 +288,7 @@ def again(
 
     Args:
         record: its file, or the name of an experiment that has one in `results/reproduce`.
+        source: the text, where it lies elsewhere than the record says.
         store: of trained models, which are not trained again then; None trains everything again, and leaves nothing.
         questions: a folder with the questions of the downstream tasks, if it had one.
         overview: is shown how trainings proceed.
@@ -273,12 +297,16 @@ def again(
     before, made = read_body(path, Reproduction), read_body(path, Provenance)
     if before.earlier is not None:
         raise SelattnError(f"{path} was taken from {before.earlier}: run that record's command")
+    known, texts = before.settings["source"], before.settings.get("texts") or {}  # also where nothing reads them
+    if before.scale == "smoke":
+        known = None
+    read = sources_of([find_experiment(before.experiment)], find_scale(before.scale, source or known, texts))
     with tempfile.TemporaryDirectory() as folder:
         now = reproduce(
             before.experiment,
             before.scale,
-            source=None if before.scale == "smoke" else before.settings["source"],
-            texts=before.settings.get("texts"),
+            source=source or (known if known in read else None),
+            texts={name: text for name, text in texts.items() if text in read},
             seeds=before.seeds,
             positions=before.settings.get("positions"),
             settings=before.settings.get("set", ()),

@@ -6,6 +6,7 @@ courses     losses over training
 efficiency  the memory that is saved at the standard model's loss; comparison: beside other ways to evict
 needle      a rare name that has to be copied from far back
 training    what is open about training: budgets in force, the memory loss, fine-tuning
+texts       losses and recall on many texts, under every policy
 synthetic   Variable Assignment, Copy and Parity*; samples: pictures of them
 pictures    F of texts, what is kept, what is stable
 downstream  questions; exact: what needs no training
@@ -26,6 +27,7 @@ from lab.experiments import (
     pictures,
     samples,
     synthetic,
+    texts,
     training,
 )
 from selattn.errors import SelattnError, shortened
@@ -33,7 +35,7 @@ from selattn.utils.suggest import advice
 
 _THEMES = (
     *(language, ablations, courses, efficiency, comparison, needle, training),
-    *(synthetic, samples, pictures, downstream, exact),
+    *(synthetic, samples, pictures, downstream, exact, texts),
 )
 _ALL = {each.name: each for theme in _THEMES for each in theme.EXPERIMENTS}
 # In lists and on docs/results.md: the paper's figures and tables, then what its text claims, then what it leaves open.
@@ -86,6 +88,12 @@ _ORDER = [
     "after-pruning",
     "each-iteration",
     "shrinking",
+    "texts",
+    "texts-pair",
+    "texts-learned",
+    "texts-long",
+    "texts-large",
+    "texts-late",
 ]
 EXPERIMENTS: dict[str, Experiment] = {name: _ALL.pop(name) for name in _ORDER}
 assert not _ALL

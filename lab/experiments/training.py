@@ -178,16 +178,16 @@ def _epsilon(lab: Lab) -> Measured:
 
 # --- The memory loss at the end of training
 
-_ON_STANDARD, _ON_SELECTIVE = "standard, trained on", "selective, trained on"
-_LATE = "selective, memory loss at the end"
+ON_STANDARD, _ON_SELECTIVE = "standard, trained on", "selective, trained on"
+LATE = "selective, memory loss at the end"
 _CONTINUED = {  # the model it begins with, and the kind it becomes
-    _ON_STANDARD: (STANDARD, STANDARD),
+    ON_STANDARD: (STANDARD, STANDARD),
     _ON_SELECTIVE: (SELECTIVE, SELECTIVE),
-    _LATE: (SELECTIVE, MEMORY),
+    LATE: (SELECTIVE, MEMORY),
 }
 
 
-def _memory_late_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+def memory_late_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
     """The three models that are trained longest, and a fifteenth more of it: standard, and selective twice.
 
     The learning rate is a third of what it was.
@@ -203,34 +203,34 @@ def _memory_late_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
 
 def _memory_late(lab: Lab) -> Measured:
     """Loss and memory of each, beside a standard model that was trained on for as long."""
-    rows = {_ON_SELECTIVE: _ON_SELECTIVE, _LATE: _LATE, MEMORY: "selective, memory loss from the start"}
-    losses = {name: lab.losses(name) for name in (_ON_STANDARD, *rows)}
-    cells = [Cell(_ON_STANDARD, "validation loss", losses[_ON_STANDARD])]
+    rows = {_ON_SELECTIVE: _ON_SELECTIVE, LATE: LATE, MEMORY: "selective, memory loss from the start"}
+    losses = {name: lab.losses(name) for name in (ON_STANDARD, *rows)}
+    cells = [Cell(ON_STANDARD, "validation loss", losses[ON_STANDARD])]
     own, equal = {}, {}
     for name, row in rows.items():
-        models = [(lab.trained(name, seed), lab.trained(_ON_STANDARD, seed)) for seed in lab.seeds]
+        models = [(lab.trained(name, seed), lab.trained(ON_STANDARD, seed)) for seed in lab.seeds]
         own[name] = tuple(within_own(lab, model) for model, _ in models)
         equal[name] = tuple(_factor_at(lab, model, standard) for model, standard in models)
         cells += [
             Cell(row, "validation loss", losses[name]),
             Cell(row, f"times less memory within {GAIN} nats of its own", tuple(x for x, _ in own[name]), digits=1),
             Cell(row, "what that costs on unseen documents, nats", tuple(x for _, x in own[name]), digits=4),
-            Cell(row, f"times less memory at the loss of {_ON_STANDARD}", equal[name], digits=1),
+            Cell(row, f"times less memory at the loss of {ON_STANDARD}", equal[name], digits=1),
         ]
-    more = [tuple(value or 0.0 for value in equal[name]) for name in (_LATE, _ON_SELECTIVE)]
+    more = [tuple(value or 0.0 for value in equal[name]) for name in (LATE, _ON_SELECTIVE)]
     claims = (
         Claim(
             "Added at the end, the memory loss makes the cache smaller.", differences(more[0], more[1]),
-            f"factor at the loss of {_ON_STANDARD} less that of {_ON_SELECTIVE} (0: no factor)", digits=1,
+            f"factor at the loss of {ON_STANDARD} less that of {_ON_SELECTIVE} (0: no factor)", digits=1,
         ),
         Claim(
-            "Added at the end, it costs less loss than from the start.", differences(losses[MEMORY], losses[_LATE]),
+            "Added at the end, it costs less loss than from the start.", differences(losses[MEMORY], losses[LATE]),
             "loss with it from the start, not trained on, less that with it at the end, nats",
         ),
         Claim(
             "Added at the end, it leaves the model better than the standard one.",
-            differences(losses[_ON_STANDARD], losses[_LATE]),
-            f"loss of {_ON_STANDARD} less that with it at the end, nats",
+            differences(losses[ON_STANDARD], losses[LATE]),
+            f"loss of {ON_STANDARD} less that with it at the end, nats",
         ),
     )  # fmt: skip
     notes = ("Factors are those of the budgets searched, on the search set; trained on means a fifteenth more steps.",)
@@ -314,7 +314,7 @@ EXPERIMENTS = (
         "memory-late",
         "open: when the memory loss begins",
         "the memory loss at the end of training beside the memory loss from its start",
-        _memory_late_needs,
+        memory_late_needs,
         _memory_late,
     ),
     Experiment(

@@ -14,6 +14,7 @@ Shapes: R rows, n new tokens, V tokens in the vocabulary.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from selattn.cache import DRAFT
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.sampling import Choose, greedy
 from selattn.models.seam import KVCache, LanguageModel
 
@@ -71,9 +72,11 @@ class Engine:
         alone = self.cache.new_like()
         with torch.no_grad():
             found = self.model(ids[None], past_key_values=alone, use_cache=True, logits_to_keep=1)
+        logits = found.logits[0, -1].float()
+        _refuse_nan(logits)
         self.cache.append(alone)
         row = next(self._names)
-        self._rows[row] = _Row(choose or self.choose, len(ids), found.logits[0, -1].float())
+        self._rows[row] = _Row(choose or self.choose, len(ids), logits)
         return row
 
     def remove(self, row: int) -> None:
@@ -143,7 +146,10 @@ class Engine:
             for row in asked:
                 together.setdefault(self._rows[row].choose, []).append(row)
             for choose, some in together.items():
-                tokens = choose(torch.stack([self._next(row, len(written[row]), logits) for row in some]))
+                found = torch.stack([self._next(row, len(written[row]), logits) for row in some])
+                if found.device.type == "cpu":  # a GPU would be waited for
+                    _refuse_nan(found)
+                tokens = choose(found)
                 for row, token in zip(some, tokens.tolist(), strict=True):
                     written[row].append(token)
             asked = [row for row in asked if written[row] == proposals[row][: len(written[row])]]
@@ -160,3 +166,9 @@ class Engine:
         for row in rows:
             if row not in self._rows:
                 raise SelattnError(f"there is no row {row!r}: the rows are {list(self._rows)}")
+
+
+def _refuse_nan(logits: Tensor) -> None:
+    """Raise for logits that choose no token: the largest of them would be the first that is no number."""
+    if math.isnan(float(logits.sum())) and bool(logits.isnan().any()):  # a sum takes a tenth of the time
+        raise NotFiniteError("the logits of the next token are NaN")

@@ -15,6 +15,9 @@ CASES = {
     "neddle": "unknown experiment 'neddle'; did you mean 'needle'?",
     "needle --scale huge": "invalid choice: 'huge'",
     "needle --source text.txt": "--source would change nothing: the smoke scale reads",
+    "pseudocode --scale laptop --source text.txt": "--source would change nothing: pseudocode reads no such text",
+    "wikitext --scale laptop --source text.txt": "--source would change nothing",
+    "copy parity --scale laptop --text wikitext=text.txt": "--text wikitext would change nothing: copy, parity read",
     "needle --seeds 0,x": "must be a whole number, not 'x'",
     "needle --seeds 1,1": "must be different seeds, not '1,1'",
     "needle --out text.txt": "text.txt is not a folder",
@@ -23,6 +26,7 @@ CASES = {
     "needle batch.sise=1": "unknown field 'batch.sise'",
     "list --all": "unrecognized arguments: --all",
     "list neddle": "did you mean 'needle'?",
+    "course --scale laptop --seeds 0": "name a text of yours with --source TEXT; docs/data.md tells",
     "again nowhere.json": "cannot read nowhere.json",
     "again neddle": "did you mean 'needle'?",
     "again": "the following arguments are required: RECORD",
@@ -55,6 +59,7 @@ AUTHORS = {  # of `python -m tools.records`
     "needle --scale laptop --positions rotary": "--positions would change nothing: needle does not",
     "needle --extend": "--extend is for tables of losses: needle measures the trained models",
     "needle --adopt text.txt": "text.txt is not a folder: --adopt takes",
+    "needle --adopt ''": "'' is not a folder: --adopt takes",
 }
 
 

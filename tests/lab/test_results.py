@@ -9,11 +9,14 @@ import pytest
 from lab import experiments
 from lab.__main__ import main as lab
 from lab.engine import run
-from lab.engine.records import Cell, Claim, Reproduction
+from lab.engine.experiment import with_seeds
+from lab.engine.records import Cell, Claim, Measured, Reproduction
 from lab.engine.run import again
 from lab.results import conclude, earlier_records, results_page
 from selattn.errors import SelattnError
 from selattn.utils.records import read_body, write_record
+from tests.evaluation.folders import text_file
+from tests.lab.tiny import TINY, only, tiny_run
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results/reproduce/laptop").glob("*.json"))
@@ -93,6 +96,20 @@ def test_earlier_records_are_those_of_the_files():
 
 
 @pytest.fixture
+def _only_text(monkeypatch):
+    """An experiment on a model that reads the text of its scale for four steps."""
+
+    def needs(scale, seeds):
+        data = dataclasses.replace(scale.data, vocabulary=300, context=16, validation=0.2)
+        return with_seeds({"selective": tiny_run(data=data)}, seeds)
+
+    def evaluate(lab):
+        return Measured((Cell("loss", "selective", lab.losses("selective")),))
+
+    only(monkeypatch, dataclasses.replace(TINY, needs=needs, evaluate=evaluate, losses_only=True))
+
+
+@pytest.fixture
 def record(tmp_path, only_tiny):
     run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out")
     return tmp_path / "out/smoke/tiny.json"
@@ -108,6 +125,26 @@ def test_a_record_run_again_gives_its_numbers(record, tmp_path, capsys):
     write_record(record, dataclasses.replace(before, cells=cells), [0])
     assert lab(["again", str(record), "--store", str(tmp_path / "store")]) == 1
     assert "loss, standard, seed 0: 1.25 in the record" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("_only_text")
+def test_a_text_that_lies_elsewhere_now_is_named(tmp_path, capsys):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        text_file(tmp_path / name / "text.txt", documents=40)
+    where = ["--store", str(tmp_path / "store")]
+    given = ["tiny", "--scale", "laptop", "--source", str(tmp_path / "here/text.txt"), "--seeds", "0"]
+    assert lab([*given, "--out", str(tmp_path / "out"), *where]) == 0
+    (tmp_path / "here/text.txt").unlink()
+    record = str(tmp_path / "out/laptop/tiny.json")
+    assert lab(["again", record]) == 2
+    assert lab(["again", record, "--source", str(tmp_path / "there/text.txt")]) == 0
+    assert "1 of 1 numbers are the same" in capsys.readouterr().out
+
+
+def test_a_text_that_a_record_does_not_read_is_refused(record, capsys):
+    assert lab(["again", str(record), "--source", "text.txt"]) == 2
+    assert "--source would change nothing: the smoke scale" in capsys.readouterr().err
 
 
 def test_the_name_of_an_experiment_stands_for_its_record(record, tmp_path, monkeypatch, capsys):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -16,6 +17,7 @@ from selattn.cache import Policy, attend, defer, evictions, in_force
 from selattn.cache.handover import handed_over
 from selattn.cache.slots import SlotLayer
 from selattn.errors import SelattnError
+from selattn.models.base import REENTRANT
 from selattn.models.stock.settings import StockSettings
 from selattn.ops import Attention, AuxRequest, Sequences
 from selattn.ops.rules import Rules
@@ -42,6 +44,7 @@ class Pass:
         strength: multiplies S.
         wanted: what is wanted beside the output.
         found: what each layer gave, by its number.
+        differentiates: whether gradients are wanted.
     """
 
     settings: StockSettings
@@ -53,6 +56,7 @@ class Pass:
     strength: float | Tensor
     wanted: AuxRequest
     found: dict[int, Attention] = field(default_factory=dict)
+    differentiates: bool = field(default_factory=torch.is_grad_enabled)
 
 
 def selective_attention_forward(
@@ -76,6 +80,9 @@ def selective_attention_forward(
         raise SelattnError(
             "a model that was made selective is called as a whole: its parts do not know its cache and sequences"
         )
+    # Reentrant checkpointing runs a layer without gradients first, and what is found then is what the loss is made of.
+    if now.wanted.memory and now.differentiates and not torch.is_grad_enabled():
+        raise SelattnError(REENTRANT)
     bias = getattr(module, "selattn_bias", None)  # T5's, by positions
     for name in (*UNKNOWN, *(("position_bias",) if bias is None else ())):
         if kwargs.get(name) is not None:
