@@ -211,12 +211,11 @@ class _HighestF:
 class _Slots:
     """An empty layer of a cache."""
 
-    keys: Tensor | None
-    values: Tensor | None
+    keys: Tensor
+    values: Tensor
     position: Tensor
     f: Tensor
     score: Tensor
-    length: Tensor
     selection_keys: Tensor | None = None
 
 
@@ -230,24 +229,24 @@ def _tokens(count: int, size: Size, seed: int) -> Tokens:
 def judge_steps(size: Size, backend: Backend, budget: int = 6, count: int = 12) -> list[str]:
     """What is wrong with decoding, from an empty cache on until tokens have left."""
     rules, exact = Rules(Selection(1)), compute_dtype(size.dtype)
-    layers = []
-    for _ in range(2):
-        place = torch.zeros(2, 2, budget, size.size, device=size.device, dtype=size.dtype)
-        position = torch.full((2, 1, budget), -1, dtype=torch.int32, device=size.device)
-        f = torch.zeros(2, 1, 1, budget, dtype=exact, device=size.device)
-        length = torch.zeros(2, dtype=torch.int64, device=size.device)
-        layers.append(_Slots(place, place.clone(), position, f, f[:, 0, :, :0], length))
+    rows = torch.tensor([2, 1], device=size.device)  # of a pool with four; the reference has the rows alone
+
+    def slots(count: int) -> _Slots:
+        place = torch.zeros(count, 2, budget, size.size, device=size.device, dtype=size.dtype)
+        position = torch.full((count, 1, budget), -1, dtype=torch.int32, device=size.device)
+        f = torch.zeros(count, 1, 1, budget, dtype=exact, device=size.device)
+        return _Slots(place, place.clone(), position, f, f[:, 0, :, :0])
+
+    pool, alone = slots(4), slots(2)
     near = 1e-4 if size.dtype == torch.float32 else 8 * torch.finfo(size.dtype).eps
     for i in range(count):
         new, used = _tokens(1, size, i), min(i + 1, budget)
-        requests = [StepRequest(new, rules, layer, _HighestF(), budget, used) for layer in layers]
-        got, want = backend.step(requests[0]), plain_step.step(requests[1])
-        for layer in layers:
-            layer.length += 1
-        first, second = layers
-        if not torch.equal(first.position, second.position):
-            return [f"in step {i} of decoding another token leaves"]
-        for name, a, b in (("output", got, want), ("F", first.f, second.f)):
+        length = torch.full((2,), i, device=size.device)
+        got = backend.step(StepRequest(new, rules, pool, rows, length, _HighestF(), budget, used))
+        want = plain_step.step(StepRequest(new, rules, alone, None, length, _HighestF(), budget, used))
+        if not torch.equal(pool.position[rows], alone.position):
+            return [f"in step {i} of decoding another token is evicted"]
+        for name, a, b in (("output", got, want), ("F", pool.f[rows], alone.f)):
             if not (a.double() - b.double()).abs().max() <= near * (1 + b.double().abs().max()):
                 return [f"in step {i} of decoding the {name} is off"]
     return []

@@ -70,6 +70,7 @@ def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int 
         _nothing(BATCH, masks, 1, BUDGET),
         _nothing(BATCH, separate, BUDGET, size, dtype=dtype) if separate else None,
         _nothing(BATCH, dtype=torch.int64),
+        _nothing(BATCH, dtype=torch.int64),
         _nothing(1, HEADS, 1, BUDGET + 1) if biased else None,
         rules,
         BUDGET,

@@ -21,7 +21,7 @@ NUMBERS = {"POLICY_SELECTIVE": 0, "POLICY_WINDOW": 3}  # of the policies that ke
 
 
 class Step(NamedTuple):
-    """One step, as the kernel is given it. Shapes as in `selattn.ops.order`; slots are dense, with one order."""
+    """One step, as the kernel is given it. Shapes as in `selattn.ops.order`; a row is dense, with one order."""
 
     query: Rows
     key: Rows  # of the new token, like the three that follow
@@ -36,6 +36,12 @@ class Step(NamedTuple):
     selecting_keys: Tensor  # the stored keys, or those of the separate form
     position: Tensor
     f: Tensor | None
+    rows: Tensor | None  # [B] int64
+    keys_row: int  # how far the rows of each array lie apart
+    values_row: int
+    selecting_row: int
+    position_row: int
+    f_row: int
     length: Tensor
     done: Tensor  # [B] int32, zeros: programs that have read all they need
     heads: Tensor | None  # [S] int32
@@ -44,7 +50,6 @@ class Step(NamedTuple):
     G: int
     S: int
     C: int
-    selecting_heads: int  # of `selecting_keys`
     used: int
     budget: int
     sinks: int
@@ -64,7 +69,8 @@ class StepHow(NamedTuple):
     softcap: bool
     window: bool
     bias: bool
-    some: bool  # some rows sit out
+    some: bool  # some tokens are padding
+    rows: bool  # sequence b is in row rows[b]
     evicts: bool  # there is a budget
     policy: int
     D: int
@@ -137,6 +143,7 @@ class Call(NamedTuple):
     position: Tensor
     f: Tensor
     selection_keys: Tensor | None
+    rows: Tensor | None
     length: Tensor
     bias: Tensor | None  # [B or 1, H or 1, 1, used + 1], see `Step`
     rules: Rules
@@ -154,11 +161,10 @@ def step(request: StepRequest) -> Tensor:
     slots, tokens, rules, budget = request.slots, request.tokens, request.rules, request.budget or 0
     bias = None
     if rules.bias is not None:
-        at = torch.cat([slots.position[:, 0, : request.used].long(), slots.length[:, None]], -1)
+        position = slots.position[:, 0, : request.used]
+        position = position if request.rows is None else position[request.rows]
+        at = torch.cat([position.long(), request.length[:, None]], -1)
         bias = position_bias(rules, tokens.query, at)
-    assert slots.keys is not None
-    assert slots.values is not None
-    assert all(x.is_contiguous() for x in (slots.keys, slots.values, slots.position, slots.f, slots.length))
     call = Call(
         tokens.query,
         tokens.key,
@@ -171,7 +177,8 @@ def step(request: StepRequest) -> Tensor:
         slots.position,
         slots.f,
         slots.selection_keys,
-        slots.length,
+        request.rows,
+        request.length,
         bias,
         rules._replace(bias=None),
         request.used,
@@ -213,6 +220,12 @@ def run_step(x: Call) -> Tensor:
             selecting_keys=x.keys if x.selection_keys is None else x.selection_keys,
             position=x.position,
             f=x.f if masks else None,
+            rows=x.rows,
+            keys_row=x.keys.stride(0),
+            values_row=x.values.stride(0),
+            selecting_row=(x.keys if x.selection_keys is None else x.selection_keys).stride(0),
+            position_row=x.position.stride(0),
+            f_row=x.f.stride(0),
             length=x.length,
             done=_counters(batch, query.device),
             heads=heads_on(which, query.device) if masks else None,
@@ -221,7 +234,6 @@ def run_step(x: Call) -> Tensor:
             G=groups,
             S=max(masks, 1),
             C=places,
-            selecting_heads=masks if separate else groups,
             used=x.used,
             budget=x.budget,
             sinks=x.sinks,
@@ -239,6 +251,7 @@ def run_step(x: Call) -> Tensor:
             window=rules.window is not None,
             bias=x.bias is not None,
             some=x.real is not None,
+            rows=x.rows is not None,
             evicts=x.budget > 0,
             policy=x.policy,
             D=size,
