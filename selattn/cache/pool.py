@@ -41,6 +41,7 @@ class Pool:
         seen: [R] int64 on the CPU, the same with padding.
         heads: H, query heads.
         stands_alone: whether each order and its masks have nothing to do with the others.
+        scored: whether there are scores.
     """
 
     keys: Tensor
@@ -53,6 +54,7 @@ class Pool:
     seen: Tensor
     heads: int = 1
     stands_alone: bool = False
+    scored: bool = False
 
     @classmethod
     def empty(cls, tokens: Tokens, rules: Rules, per_head: bool, scored: bool, rows: int, slots: int) -> Pool:
@@ -85,6 +87,7 @@ class Pool:
             torch.zeros(rows, dtype=torch.int64),
             heads,
             alone,
+            scored,
         )
 
     @property
@@ -125,7 +128,7 @@ class Pool:
             values=pad(self.values, 1),
             position=pad(self.position, 0, -1),
             f=pad(self.f, 0),
-            score=pad(self.score, 0) if self.score.shape[-1] else self.score,
+            score=pad(self.score, 0) if self.scored else self.score,
             selection_keys=None if self.selection_keys is None else pad(self.selection_keys, 1),
         )
 

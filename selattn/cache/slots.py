@@ -99,6 +99,21 @@ class SlotLayer(CacheLayerMixin):
         """[B, G, kept, Dv]."""
         return self._kept("values")
 
+    @property
+    def position(self) -> Tensor:
+        """[B, P, C] of the tokens in the slots, -1 for an empty one."""
+        return self.storage.position if self.index is None else self.storage.position[self.index]
+
+    @property
+    def f(self) -> Tensor:
+        """[B, S, O, C] F of the slots, see `Pool`."""
+        return self.storage.f if self.index is None else self.storage.f[self.index]
+
+    @property
+    def score(self) -> Tensor:
+        """[B, P, C] of the policy."""
+        return self.storage.score if self.index is None else self.storage.score[self.index]
+
     def _kept(self, name: str) -> Tensor | None:
         if self.deferred is not None:
             self.settle()
@@ -109,6 +124,12 @@ class SlotLayer(CacheLayerMixin):
             return found
         x: Tensor = getattr(self.pool, name)
         return x[slice(None) if self.index is None else self.index][:, :, : self.filled]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the layer stores, but for a draft."""
+        if self.deferred is not None:
+            self.settle()
+        return {} if self.pool is None else self.pool.tensors()
 
     @property
     def length(self) -> Tensor:

@@ -85,7 +85,7 @@ def test_slots_hold_what_is_kept_and_nothing_else(policy, selection):
             at = layer.position[b, g if layer.position.shape[1] > 1 else 0]
             filled = at >= 0
             assert filled.sum() == min(i + 1, case.budget)
-            for storage, given_ in ((layer.keys, case.tokens.key), (layer.values, case.tokens.value)):
+            for storage, given_ in ((layer.storage.keys, case.tokens.key), (layer.storage.values, case.tokens.value)):
                 assert storage.shape[2] == case.budget
                 assert torch.equal(storage[b, g, filled], given_[b, g, at[filled]])
     assert layer.get_seq_length() == case.size
