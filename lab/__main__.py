@@ -5,6 +5,7 @@ list      the experiments, what they cost, and what is recorded
 again     run a record again, and compare
 results   write docs/results.md from the records
 mixture   build the broad English text
+queue     work through a list of tables, resuming wherever it stood
 show      a few samples of a synthetic task
 train     one of the lab's runs; options as in `selattn train`
 zoo       train and export the models of the zoo
@@ -19,6 +20,7 @@ from selattn.cli.main import guarded
 COMMANDS = {
     "demo": "lab.demo.command",
     "mixture": "lab.mixture",
+    "queue": "lab.queue",
     "show": "lab.tasks.show",
     "train": "lab.runs.train",
     "zoo": "lab.zoo",

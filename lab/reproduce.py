@@ -26,10 +26,11 @@ PAGE = Path("docs/results.md")
 def main(argv: Sequence[str]) -> int:
     """Carry out experiments, or list, compare or report what is recorded."""
     command = {"list": _list, "again": _again, "results": _results}.get(argv[0])
-    return command(argv[1:]) if command is not None else carry_out(_parser().parse_args(argv))
+    return command(argv[1:]) if command is not None else carry_out(make_parser().parse_args(argv))
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """The options of an experiment."""
     parser = Parser(prog="python -m lab", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, see `python -m lab list`")
     parser.add_argument("--all", action="store_true", help="every experiment that can be run at this scale")

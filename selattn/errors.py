@@ -30,6 +30,16 @@ class CannotWriteError(SelattnError):
         super().__init__(f"cannot write {shortened(path)}: {self.reason}" + (f"; {advice}" if advice else ""))
 
 
+class NotFiniteError(SelattnError):
+    """A model computes what is no number."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"{found}: the model's weights are damaged, or too large for its precision; take an earlier checkpoint, "
+            "or load it in fp32"
+        )
+
+
 class DivergedError(SelattnError):
     """A training has ended with a loss that is no number.
 

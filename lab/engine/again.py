@@ -8,8 +8,9 @@ from pathlib import Path
 
 from lab.engine.frame import Reproduction
 from lab.engine.progress import Overview
-from lab.engine.run import reproduce
+from lab.engine.run import reproduce, sources_of
 from lab.experiments import find_experiment
+from lab.runs.scales import find_scale
 from selattn.errors import SelattnError
 from selattn.utils.records import Provenance, machine, read_body, revision, versions
 
@@ -47,12 +48,16 @@ def again(
     record, made = read_body(path, Reproduction), read_body(path, Provenance)
     if record.earlier is not None:
         raise SelattnError(f"{path} was taken from {record.earlier}: run that one's command")
+    source, texts = record.settings["source"], record.settings.get("texts") or {}  # which every record has
+    if record.scale == "smoke":
+        source = None
+    read = sources_of([find_experiment(record.experiment)], find_scale(record.scale, source, texts))
     with tempfile.TemporaryDirectory() as folder:
         found = reproduce(
             record.experiment,
             record.scale,
-            source=None if record.scale == "smoke" else record.settings["source"],
-            texts=record.settings.get("texts"),
+            source=source if source in read else None,
+            texts={name: text for name, text in texts.items() if text in read},
             seeds=record.seeds,
             positions=record.settings.get("positions"),
             settings=record.settings.get("set", ()),

@@ -83,6 +83,7 @@ def reproduce(
     chosen = choose(names, size)
     check_positions(chosen, size, positions)
     check_extend(chosen, extend)
+    check_texts(chosen, size, source, texts or {})
     wanted = tuple(size.seeds if seeds is None else seeds)
     check_settings(settings, chosen, size)
     size = with_reading(size, settings)
@@ -138,6 +139,22 @@ def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: 
         tried = [each.needs(replace(scale, tried=(name,)), (0,)) for name in ("rotary", "learned")]
         if {need.key for need in tried[0].values()} == {need.key for need in tried[1].values()}:
             raise SelattnError(f"--positions would change nothing: {each.name} does not try several")
+
+
+def sources_of(experiments: Sequence[Experiment], scale: Scale) -> set[str]:
+    """The texts that their models read."""
+    named = [pair for each in experiments for pair in each.needs(scale, (0,)).items()]
+    data = [need.run.data for pair in named for _, need in _with_those_before(*pair)]
+    return {each.source for each in data if not isinstance(each, Task)}
+
+
+def check_texts(experiments: Sequence[Experiment], scale: Scale, source: str | None, texts: Mapping[str, str]) -> None:
+    """Raise for a text that none of the experiments reads."""
+    given = {f"--text {name}": text for name, text in texts.items()} | ({} if source is None else {"--source": source})
+    for option, text in given.items():
+        if text not in sources_of(experiments, scale):
+            names = ", ".join(each.name for each in experiments)
+            raise SelattnError(f"{option} would change nothing: {names} reads no such text; leave it out")
 
 
 def check_extend(experiments: Sequence[Experiment], extend: bool) -> None:

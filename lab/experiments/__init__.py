@@ -47,6 +47,7 @@ from lab.experiments import (
     sparse,
     stability,
     t5,
+    texts,
     variable_assignment,
     variable_assignment_10x10,
     variable_assignment_d8,
@@ -105,6 +106,7 @@ _ALL = (
     after_pruning.EXPERIMENT,
     each_iteration.EXPERIMENT,
     shrinking.EXPERIMENT,
+    *texts.EXPERIMENTS,
 )
 EXPERIMENTS: dict[str, Experiment] = {each.name: each for each in _ALL}
 

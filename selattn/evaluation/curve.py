@@ -22,6 +22,7 @@ from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.kv_size import kv_size
 from selattn.evaluation.losses import log_perplexity
+from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 from selattn.utils.distributed import Team
@@ -65,7 +66,10 @@ class Curve:
         if policy and not import_policy(policy).evicts:
             raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
         if what == SIZES:
-            return cls(name, model, load(model), policy or None, sizes=True)
+            found = load(model)
+            about = found.description
+            check_selects(Budgets(SMALLEST), import_policy(policy or about.policy), about.selects)
+            return cls(name, model, found, policy or None, sizes=True)
         path = Path(what).expanduser()
         if not path.is_dir():
             raise SelattnError(

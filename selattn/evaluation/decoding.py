@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from selattn.cache import Budgets, Policy, import_policy
+from selattn.errors import NotFiniteError
 from selattn.models.seam import LanguageModel
 
 
@@ -61,9 +62,11 @@ def measure_decoding(
         model(ids[:, : context - steps], past_key_values=cache, use_cache=True, logits_to_keep=1)
         for place in range(context - steps, context):
             began = time.perf_counter()
-            model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+            found = model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
             _wait(model.device)
             seconds.append(time.perf_counter() - began)
+    if bool(found.logits.isnan().any()):
+        raise NotFiniteError("the logits of the next token are NaN")
     fast, middle, slow = statistics.quantiles(seconds, n=4, method="inclusive") if steps > 1 else 3 * seconds
     speeds = batch / middle, (batch / slow, batch / fast)
     return Decoding(*speeds, cache.nbytes(), cache.full_nbytes(), batch, context)

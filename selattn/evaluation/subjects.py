@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from selattn.cache import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
+from selattn.cache import Budgets, Policy, Window, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
+from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 
@@ -114,6 +115,12 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
             f"the policy {policy_name(policy or model.policy)!r} drops nothing, whatever the budgets: "
             "leave them out, or change it"
         )
+    if isinstance(chosen, Window) and min(budgets) <= chosen.sinks:
+        raise SelattnError(
+            f"a budget of {min(budgets)} tokens has no room for the {chosen.sinks} first tokens that {chosen.name!r} "
+            f"keeps: give at least {chosen.sinks + 1}, or take a window with fewer"
+        )
+    check_selects(budgets, chosen, model.selects)
 
 
 def check_context(name: str, model: Description, context: int) -> None:

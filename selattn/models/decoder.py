@@ -151,6 +151,11 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         """Budgets and policy of the config."""
         return self.config.budgets, self.config.cache_policy
 
+    @property
+    def selects(self) -> bool:
+        """Whether any layer of the config does."""
+        return self.config.selects
+
     def layer_counts(self) -> tuple[int, int]:
         """The layers that run, and those that there are."""
         return self.config.num_hidden_layers, len(self.layers)

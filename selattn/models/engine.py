@@ -15,6 +15,7 @@ Shapes: n new tokens, V tokens in the vocabulary.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from selattn.cache import DRAFT
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.sampling import Choose, greedy
 from selattn.models.seam import KVCache, LanguageModel
 
@@ -173,7 +174,10 @@ class Engine:
             for row in asked:
                 together.setdefault(self._texts[row].choose, []).append(row)
             for choose, some in together.items():
-                tokens = choose(torch.stack([self._next(row, len(written[row]), logits) for row in some]))
+                found = torch.stack([self._next(row, len(written[row]), logits) for row in some])
+                if found.device.type == "cpu":  # a GPU would be waited for
+                    _refuse_nan(found)
+                tokens = choose(found)
                 for row, token in zip(some, tokens.tolist(), strict=True):
                     written[row].append(token)
             asked = [row for row in asked if written[row] == proposals[row][: len(written[row])]]
@@ -190,3 +194,9 @@ class Engine:
         for row in rows:
             if row not in self._texts:
                 raise SelattnError(f"there is no row {row!r}: the rows are {list(self._texts)}")
+
+
+def _refuse_nan(logits: Tensor) -> None:
+    """Raise for logits that choose no token: the largest of them would be the first that is no number."""
+    if math.isnan(float(logits.sum())) and bool(logits.isnan().any()):  # a sum takes a tenth of the time
+        raise NotFiniteError("the logits of the next token are NaN")

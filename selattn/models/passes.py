@@ -51,6 +51,7 @@ class Pass:
         backend: which implementation runs.
         rotary: of the decoder, cosines and sines at the positions.
         found: what each layer of a stock model gave beside the output, by its number.
+        differentiates: whether gradients are wanted.
     """
 
     places: Places
@@ -64,6 +65,7 @@ class Pass:
     backend: str | Backend
     rotary: tuple[Tensor, Tensor] | None = None
     found: dict[int, Attention] = field(default_factory=dict)
+    differentiates: bool = field(default_factory=torch.is_grad_enabled)
 
     @property
     def sequences(self) -> Sequences | None:

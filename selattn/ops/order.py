@@ -9,11 +9,14 @@ their positions), P independent orders (1 or G), S selection masks, C places of 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from selattn.errors import SelattnError
+from selattn.ops import transforms
 from selattn.ops.rules import Rules
 from selattn.ops.tokens import Tokens
 
@@ -138,6 +141,25 @@ def victim(policy: Ranking, kept: Kept) -> Tensor:
     """[B, P] the place of the token that leaves: the highest rank; of equals not the first token, then the oldest."""
     occupied = kept.position >= 0
     rank = policy.rank(kept).masked_fill(~occupied, -torch.inf)
-    worst = occupied & (rank == rank.amax(-1, keepdim=True))
+    highest = rank.amax(-1, keepdim=True)
+    if policy.compiled() is None:
+        _refuse_nan(policy, highest, occupied, kept.budget)
+    worst = occupied & (rank == highest)
     age = torch.where(kept.position == 0, torch.iinfo(torch.int32).max - 1, kept.position)
     return age.masked_fill(~worst, torch.iinfo(torch.int32).max).argmin(-1)
+
+
+def _refuse_nan(policy: Ranking, highest: Tensor, occupied: Tensor, budget: int) -> None:
+    """A rank of a user's own that is no number would choose the first place, whoever is in it.
+
+    As long as there is room nobody leaves by it.
+    """
+    known = highest.device.type == "cpu" and not torch.compiler.is_compiling()
+    if highest.is_meta or transforms.in_transform() or (known and not math.isnan(float(highest.sum()))):
+        return
+    rule = f"the policy {policy.name!r} gives a rank that is NaN: give a number for each token, or -inf to keep it"
+    bad = (highest.isnan() & (occupied.sum(-1, keepdim=True) >= budget)).any()
+    if not known:
+        torch._assert_async(~bad, rule)  # a GPU is not waited for
+    elif bool(bad):
+        raise SelattnError(rule)

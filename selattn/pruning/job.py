@@ -13,7 +13,7 @@ from selattn.cache import Budgets, Policy, policy_name
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation.batches import Batch, make_batches
-from selattn.evaluation.losses import log_perplexity
+from selattn.evaluation.losses import finite, log_perplexity
 from selattn.evaluation.searches import SearchSettings, Step
 from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
@@ -140,6 +140,7 @@ def _search(
     layers, context = model.description.layers, job.procedure.context
     budgets = past[-1].budgets if past else (context,) * layers
     trials = make_trials(model, batches, budgets, job.policy, team)
+    finite(trials.loss)
     path = past or [first_step(trials)]
     if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
         raise SelattnError(

@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from selattn.cache import Policy, import_policy, make_policy, policy_name
+from selattn.cache import Budgets, Policy, import_policy, make_policy, policy_name
+from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluation.searches import PATH, SETTINGS
 from selattn.evaluation.subjects import BUDGETS
 from selattn.evaluation.text import Text
+from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
 from selattn.pruning.job import Job, Pruned, SearchProgress, carry_out, silent
@@ -136,6 +138,7 @@ def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
     policy, called = import_policy(job.policy), policy_name(job.policy)
     if not policy.evicts:
         raise SelattnError(f"the policy {called!r} drops nothing: there is nothing to search for")
+    check_selects(Budgets(SMALLEST), policy, load(job.model).description.selects)
     check_output(record)
     for name in (FIGURE, PATH, SETTINGS, BUDGETS):
         if record is not None and record.absolute() == (job.out / name).absolute():

@@ -165,6 +165,7 @@ def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
     """The trained model, whole or not at all, with its record."""
     trainer.finish()
     state = trainer.accelerator.get_state_dict(trainer.model)
+    trainer.check_end(state)
     if trainer.args.process_index == 0:
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         seconds = trainer.seconds()

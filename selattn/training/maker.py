@@ -8,7 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
+from selattn.cache import make_policy
 from selattn.data.tokenizer import Tokenizer
+from selattn.models.evicting import check_selects
 from selattn.models.loading import load
 from selattn.training.config import RunConfig
 from selattn.training.course import Course, check_course
@@ -70,4 +72,5 @@ class Decoders:
         """With new weights, or those of `start.model`."""
         config = model_config(run, tokenizer)
         check_course(run, config)
+        check_selects(config.budgets, make_policy(config.cache_policy), config.selects)
         return Made(make_model(run, config), Course(run, config))

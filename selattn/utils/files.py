@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -60,7 +61,21 @@ def write_text(path: Path, text: str, advice: str = "") -> None:
 
 def write_json(path: Path, content: object, advice: str = "") -> None:
     """Write JSON that people can read, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2) + "\n", advice)
+    if (place := _not_finite(content)) is not None:
+        raise SelattnError(f"cannot write {path}: {place}, which is no number of JSON")
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n", advice)
+
+
+def _not_finite(content: object, at: str = "") -> str | None:
+    """The first number that is none, by its place: `models[0].loss is nan`."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return f"{at or 'it'} is {content}"
+    parts: list[tuple[str, object]] = []
+    if isinstance(content, Mapping):
+        parts = [(f"{at}.{key}" if at else str(key), value) for key, value in content.items()]
+    elif isinstance(content, list | tuple):
+        parts = [(f"{at}[{i}]", value) for i, value in enumerate(content)]
+    return next((found for where, part in parts if (found := _not_finite(part, where)) is not None), None)
 
 
 def to_disk(path: Path) -> None:

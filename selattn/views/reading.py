@@ -40,6 +40,8 @@ def given_text(name: str | None, loaded: Loaded) -> str:
 
 def read(loaded: Loaded, text: str) -> Words:
     """The ids of a text in the model's tokenizer, the first of them <BOS>."""
+    if not isinstance(text, str):
+        raise SelattnError(f"the text must be a str, not {text!r:.80}: of a file, what read_text() gives")
     if not text.strip():
         raise SelattnError("the text is empty: give at least one word")
     return Words(*loaded.tokenizer.split(text))

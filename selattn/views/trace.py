@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from selattn.cache import Budgets, Policy, make_policy
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel, WatchedModel
 from selattn.utils.records import read_record, write_record
@@ -204,10 +204,12 @@ def smallest_f(f: Tensor | None) -> Floats | None:
 
 def _layers(model: WatchedModel, ids: Tensor, step: float) -> list[dict[str, Any]]:
     """Layer by layer, so that no more than one layer's weights are ever held."""
-    found = []
+    found: list[dict[str, Any]] = []
     with torch.no_grad():
         for view in model.watch(ids):
             assert view.weights is not None
+            if not bool(view.weights.isfinite().all()):
+                raise NotFiniteError(f"the attention weights of layer {len(found)} are NaN")
             F, mean = smallest_f(view.f), view.weights[0].float().mean(0).cpu().numpy()
             found.append({"f": None if F is None else pack_rising(F, step), "weights": pack_shares(mean)})
     return found

@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import math
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
+from selattn import SelectiveForCausalLM
 from selattn.cli.main import COMMANDS, main
 from tests.cli.bad_inputs import CASES, HUGE, NAMES
 from tests.evaluation import questions
@@ -70,6 +72,10 @@ def models(here):
     for name in ("damaged", "garbled", "foreign", "unreadable", "listed"):
         shutil.copytree(here / "model", here / name)
     cut(here / "damaged" / "model.safetensors")
+    model_folder(here / "standard", attention="standard")
+    spoilt = SelectiveForCausalLM.from_pretrained(model_folder(here / "spoilt"))
+    spoilt.model.layers[0].attention.q_proj.weight.data.fill_(math.nan)
+    spoilt.save_pretrained(here / "spoilt")
     (here / "garbled" / "tokenizer.json").write_text("{")
     (here / "foreign" / "config.json").write_text('{"model_type": "bert"}')
     (here / "unreadable" / "config.json").write_bytes(b"\xff")

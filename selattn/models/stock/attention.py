@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from selattn.cache.handover import handed_over
 from selattn.errors import SelattnError
+from selattn.models.base import REENTRANT
 from selattn.models.passes import Pass
 from selattn.ops.tokens import Tokens
 
@@ -43,6 +45,9 @@ def selective_attention_forward(
         raise SelattnError(
             "a model that was made selective is called as a whole: its parts do not know its cache and sequences"
         )
+    # Reentrant checkpointing runs a layer without gradients first, and what is found then is what the loss is made of.
+    if now.wanted.memory and now.differentiates and not torch.is_grad_enabled():
+        raise SelattnError(REENTRANT)
     bias = getattr(module, "selattn_bias", None)  # T5's, by positions
     for name in (*UNKNOWN, *(("position_bias",) if bias is None else ())):
         if kwargs.get(name) is not None:

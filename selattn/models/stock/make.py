@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from selattn.errors import SelattnError
+from selattn.models.base import check_recomputing
 from selattn.models.form import NewForm
 from selattn.models.splitting import check_whole
 from selattn.models.stock.classes import config_class, family_of_config, model_class
@@ -44,6 +45,7 @@ def make_selective(
         raise SelattnError(f"{type(model).__name__} is selective already: use make_standard(model) first")
     if isinstance(model, nn.Module):
         check_whole(model)
+        check_recomputing(model)
     family = family_of(model)
     chosen = _settings(model.config, selection, strength, settings)
     config = copy.deepcopy(model.config)
@@ -94,10 +96,8 @@ def _settings(config: Any, selection: Any, strength: float, settings: dict[str, 
             raise SelattnError(f"head {max(selection.heads)} cannot select: the model has {heads} heads, from 0")
         if heads % len(selection.heads):
             raise SelattnError(f"{len(selection.heads)} masks cannot be shared out among {heads} heads: take a divisor")
-    if isinstance(strength, bool) or not 0 <= strength <= 1:
-        raise SelattnError(f"strength must be between 0 and 1, not {strength!r}")
     try:
-        return StockSettings(selection, form, float(strength), **settings)
+        return StockSettings(selection, form, float(strength) if type(strength) is int else strength, **settings)
     except TypeError as error:
         raise SelattnError(f"make_selective: {error}") from None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
+from selattn.models.base import Recomputing
 from selattn.models.causal_lm import next_tokens
 from selattn.models.evicting import Evicting, PrunedGeneration
 from selattn.models.kinds import AttentionKind
@@ -21,13 +22,13 @@ from selattn.models.seam import Description, LayerView, end_tokens
 from selattn.models.splitting import check_loading
 from selattn.models.stock.attention import NAME, PASS
 from selattn.models.stock.classes import family_of_config
-from selattn.models.stock.families import layer_windows
+from selattn.models.stock.families import check_config, layer_windows
 from selattn.models.stock.form import add_forms
 from selattn.models.stock.settings import StockSettings
 from selattn.ops import Rules
 
 
-class StockBase(Evicting, PrunedGeneration):
+class StockBase(Evicting, PrunedGeneration, Recomputing):
     """What every model has that was made selective. It stands before a class of transformers."""
 
     config: Any
@@ -36,6 +37,7 @@ class StockBase(Evicting, PrunedGeneration):
     _shift_right: Callable[[Tensor], Tensor]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        check_config(config, type(self).__name__)
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # of the class that stands behind it
         self.equip()
 
@@ -76,16 +78,10 @@ class StockBase(Evicting, PrunedGeneration):
         """Budgets and policy of the config."""
         return self.settings.budgets, self.settings.cache_policy
 
-    def eviction(
-        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
-    ) -> tuple[Budgets | None, Policy]:
-        """Budgets and policy that are in force; a model with no F has none by which a token could leave."""
-        chosen, found = super().eviction(budgets, policy)
-        if chosen is not None and found.needs_f and self.settings.selection is None:
-            raise SelattnError(
-                f"the policy {found.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4"
-            )
-        return chosen, found
+    @property
+    def selects(self) -> bool:
+        """Whether there is a selection."""
+        return self.settings.selection is not None
 
 
 class StockSelective(StockBase):

@@ -87,7 +87,7 @@ def test_what_is_not_understood_is_refused_by_name():
         selattn.make_selective(tiny("llama"), selection=4)
     with pytest.raises(SelattnError, match="3 masks"):
         selattn.make_selective(tiny("llama"), selection=(0, 1, 2))
-    with pytest.raises(SelattnError, match="between 0 and 1"):
+    with pytest.raises(SelattnError, match=r"strength must be a number in \[0, 1\], not 2"):
         selattn.make_selective(tiny("llama"), strength=2)
     with pytest.raises(SelattnError, match="selective already"):
         selattn.make_selective(selattn.make_selective(tiny("llama")))
