@@ -77,10 +77,13 @@ def _list(argv: Sequence[str]) -> int:
 def _again(argv: Sequence[str]) -> int:
     parser = Parser(prog="python -m lab again", description="Run a record again, and compare its numbers.")
     parser.add_argument("record", type=_options.path, metavar="RECORD", help="a record, or the name of an experiment")
+    parser.add_argument(
+        "--source", type=_options.name, metavar="TEXT", help="the text (default: where the record says)"
+    )
     parser.add_argument("--store", type=_options.path, metavar="FOLDER", help="of models (default: none is taken)")
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     args = parser.parse_args(argv)
-    return run_again(args.record, args.store, args.data_dir, Console(highlight=False))
+    return run_again(args.record, args.source, args.store, args.data_dir, Console(highlight=False))
 
 
 def _results(argv: Sequence[str]) -> int:

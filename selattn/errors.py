@@ -15,6 +15,10 @@ class SelattnError(ValueError):
     """
 
 
+class UnknownSourceError(SelattnError):
+    """A text is neither a known name nor a file or folder."""
+
+
 class CannotWriteError(SelattnError):
     """The system refuses to write a file.
 

@@ -63,7 +63,7 @@ def plots() -> dict[str, str]:
 
 
 # Figures of the lab's experiments, drawn again from their records.
-REPRODUCED = ("course", "comparison")
+REPRODUCED = ("course",)
 # Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
 EXPLORER = f"explore zoo:selective --text {TEXT} --policies selective h2o --budgets 32 64"
 VIEWS = {

@@ -58,7 +58,7 @@ class Sizes:
     samples: int = 128
     questions: int = 1024
     tolerance: tuple[float, float] = (0.01, 0.02)
-    model: str = "zoo:memory"
+    model: str = "zoo:selective"
     text: Text = field(default_factory=lambda: Text("embedded", "train", long=True))
     rows: int = 8
     batch: int = 16
@@ -135,6 +135,11 @@ class Pruning:
     def bytes_saved(self) -> float:
         """How many times fewer bytes the small cache holds."""
         return self.whole.decoding.cache_bytes / self.small.decoding.cache_bytes
+
+    @property
+    def cost(self) -> float:
+        """What the small cache adds to the loss on what the search has not seen, in nats per token."""
+        return self.small.loss - self.whole.loss
 
     @property
     def speedup(self) -> float:

@@ -33,6 +33,7 @@ class Compared:
 def again(
     path: str | Path,
     *,
+    source: str | None = None,
     store: str | Path | None = None,
     questions: str | Path | None = None,
     overview: Overview | None = None,
@@ -41,6 +42,7 @@ def again(
 
     Args:
         path: the record.
+        source: the text, where it lies elsewhere than the record says.
         store: of trained models, which are not trained again then; None trains everything anew, and leaves nothing.
         questions: a folder with the questions of the downstream tasks, if it had one.
         overview: is shown how trainings proceed.
@@ -48,7 +50,7 @@ def again(
     record, made = read_body(path, Reproduction), read_body(path, Provenance)
     if record.earlier is not None:
         raise SelattnError(f"{path} was taken from {record.earlier}: run that one's command")
-    source, texts = record.settings["source"], record.settings.get("texts") or {}  # which every record has
+    source, texts = source or record.settings["source"], record.settings.get("texts") or {}  # which every record has
     if record.scale == "smoke":
         source = None
     read = sources_of([find_experiment(record.experiment)], find_scale(record.scale, source, texts))

@@ -21,7 +21,7 @@ from lab.engine.tables import table_of
 from lab.experiments import EXPERIMENTS, find_experiment
 from lab.runs.scales import Scale, find_scale
 from lab.tasks import Task
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, UnknownSourceError
 from selattn.evaluation.parts import Parts, open_parts
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
@@ -30,6 +30,7 @@ from selattn.views.figure import write_figure
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
 NOTHING, TASK = "nothing is trained", "sequences of the task"  # where a record says what its models read
+GIVE_A_TEXT = "name a text of yours with --source TEXT; docs/data.md tells how to make one like enwik8-clean"
 MEASURED = "measured"  # in the store's work: what has been measured
 
 
@@ -114,6 +115,10 @@ def reproduce(
             return found
     except InterruptedTraining:
         return None
+    except UnknownSourceError as error:
+        if size.data.source not in str(error):
+            raise
+        raise SelattnError(f"{error}; {GIVE_A_TEXT}") from None
     finally:
         overview.end()
 

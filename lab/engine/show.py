@@ -54,13 +54,13 @@ def list_experiments(console: "Console", names: Sequence[str], out: Path) -> Non
     console.print("[dim]laptop: about how long its trainings take on 2 cores, with nothing in the store[/]")
 
 
-def run_again(record: Path, store: Path | None, questions: Path | None, console: "Console") -> int:
+def run_again(record: Path, source: str | None, store: Path | None, questions: Path | None, console: "Console") -> int:
     """Run a record again, and say what differs."""
     from lab.engine.again import again
     from lab.engine.progress import ShownOverview
     from selattn.cli.main import INTERRUPTED
 
-    found = again(record, store=store, questions=questions, overview=ShownOverview())
+    found = again(record, source=source, store=store, questions=questions, overview=ShownOverview())
     if found is None:
         console.print("stopped; nothing was kept" if store is None else "stopped; the same command goes on")
         return INTERRUPTED

@@ -9,21 +9,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.frame import Cell, Experiment, Found, Need, Reproduction
 from lab.engine.lab import Lab
 from lab.engine.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
 from lab.engine.trio import trio
-from lab.engine.verdicts import differences
 from lab.runs.scales import Scale
 from selattn.evaluation.results import Baseline
 from selattn.views.plot import tradeoff as draw_tradeoff
 
-_OURS = {  # curves: what claims call them
-    "selective": "selective attention",
-    "memory loss": "selective attention with the memory loss",
-}
 _SHOWN = 0.6  # nats above the standard model's loss: what is worse is left out of the figure
-_CURVES = (*_OURS, *POLICIES)
+_CURVES = ("selective", "memory loss", *POLICIES)
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
@@ -56,30 +51,15 @@ def evaluate(lab: Lab) -> Found:
 
 
 def conclude(record: Reproduction) -> Reproduction:
-    """Each selective model beside each other way to evict, at a sixteenth of the context."""
-    found = record.details["tradeoff"]
-    sizes = [point["kv_size"] for point in found["curves"][0]["points"]]
-    small = min(sizes, key=lambda size: abs(size - found["context"] // 16))
-
-    def at(name: str) -> tuple[float | None, ...]:
-        return record.cell(f"loss, {small} tokens a layer, {ALL}", name).values
-
-    claims = tuple(
-        Claim(
-            f"With {small} tokens a layer {what} has a smaller loss than {name} has of the standard model.",
-            differences(at(name), at(curve)),
-            f"{name}'s loss less that of {what}, nats",
-        )
-        for curve, what in _OURS.items()
-        for name in POLICIES
-    )
+    """Nothing is claimed of it: only the selective models have searched budgets."""
     notes = (
         "H2O, TOVA and Window+4 evict from the standard model with the same budget in every layer; selective models "
-        "have budgets of their own for each layer, of the same mean.",
-        "What each saves within a little of its own loss is in the experiment 'efficiency'. Sparse attention has to be "
-        "trained: see the experiment 'sparse'.",
+        "have searched budgets of their own for each layer, of the same mean. So their columns cannot be compared with "
+        "each other.",
+        "What each selective model saves within a little of its own loss is in the experiment 'efficiency'. Sparse "
+        "attention has to be trained: see the experiment 'sparse'.",
     )
-    return replace(record, claims=claims, notes=notes)
+    return replace(record, claims=(), notes=notes)
 
 
 def _over_seeds(

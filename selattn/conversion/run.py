@@ -33,7 +33,8 @@ from selattn.training.config import TextData
 from selattn.training.display import Display
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
-from selattn.utils.records import read_body, write_record
+from selattn.utils.records import as_body, portable, portable_fields, read_body, write_record
+from selattn.utils.typed import to_json
 
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
 EQUAL = "original"  # until where to prune: the loss of the original
@@ -99,7 +100,7 @@ def convert(
     if run.conversion.teacher is not None:
         check_teacher(load(run.conversion.teacher), original)
     if resume:
-        _past(folder, until, evicts, search_rows, control)  # before the training, if it says no
+        _past(folder, original, until, evicts, search_rows, control)  # before the training, if it says no
     with contextlib.closing(Team()) as team:
         rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
         batches = _batches(rows, run, 0 if until is None else search_rows)
@@ -119,7 +120,7 @@ def convert(
             )
             if done[-1].interrupted:
                 return Converted(folder, done[-1].step, None)
-        found = _past(folder, until, evicts, search_rows, control)
+        found = _past(folder, original, until, evicts, search_rows, control)
         if found is None:
             losses = _losses(run, folder, original, control, batches, team)
             budgeted = None
@@ -129,7 +130,8 @@ def convert(
                 losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
                 words, step = until.words(), pruned.step
                 budgeted = Budgeted(words, tuple(step.budgets), step.factor, pruned.at_floor, search_rows, evicts)
-            found = _record(run, done[0], losses, batches, budgeted)
+            measured = _record(run, done[0], losses, batches, budgeted)
+            found = as_body(portable_fields(to_json(measured)), ConversionRecord)  # as it is read from its file
             if team.leads:
                 write_record(folder / RECORD, found, run.seed)
         if found.budgeted is not None and team.leads:
@@ -229,7 +231,9 @@ def _search(
     )
 
 
-def _past(folder: Path, until: Until | None, policy: str, rows: int, control: bool) -> ConversionRecord | None:
+def _past(
+    folder: Path, original: Loaded, until: Until | None, policy: str, rows: int, control: bool
+) -> ConversionRecord | None:
     """What was measured before, if it has all that is asked for now."""
     if not (folder / RECORD).exists():
         return None
@@ -239,7 +243,10 @@ def _past(folder: Path, until: Until | None, policy: str, rows: int, control: bo
         if there is not None and not compared:  # on other rows than those that were searched on
             raise SelattnError(f"{folder} has budgets: give prune again ({', '.join(there.until)}) beside the control")
         return found if compared else None
-    if there is None or (there.until, there.policy, there.search_rows) != (until.words(), policy, rows):
+    words = until.words()
+    if until.baseline == original.name:  # a record names it without its folder; another baseline must be the same word
+        words = list(map(portable, words))
+    if there is None or (there.until, there.policy, there.search_rows) != (words, policy, rows):
         return None
     return found if compared else None
 

@@ -18,7 +18,7 @@ from selattn.data.draws import mix
 from selattn.data.embedded import embedded_documents
 from selattn.data.files import find_files, named_splits, read_file
 from selattn.data.hub import NAMED, hub_source, read_hub
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, UnknownSourceError, shortened
 from selattn.utils.suggest import advice
 
 EMBEDDED = "embedded"
@@ -183,5 +183,7 @@ def _path(source: str) -> Path:
         raise SelattnError(f"cannot read {shortened(source)}: {getattr(error, 'strerror', None) or error}") from None
     if not there and path.name == source and not path.suffix:
         known = advice(source.lower(), [EMBEDDED, *NAMED])
-        raise SelattnError(f"unknown source {source!r} (no file or folder either); {known}")
+        raise UnknownSourceError(f"unknown source {source!r} (no file or folder either); {known}")
+    if not there:
+        raise UnknownSourceError(f"no such file or folder: {path}")
     return path

@@ -25,7 +25,7 @@ from selattn.evaluation.text import Data, Text, named_texts, text_key
 from selattn.models.loading import Loaded
 from selattn.utils.distributed import Team
 from selattn.utils.progress import Progress, counting, nothing
-from selattn.utils.records import Provenance, as_body, read_record
+from selattn.utils.records import Provenance, as_body, portable, read_record
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _check_vocabularies(models: Sequence[Loaded]) -> None:
 def _check_frame(frame: Tradeoff, before: Tradeoff, file: str) -> None:
     for what in ("context", "texts", "skip"):
         there, here = getattr(before, what), getattr(frame, what)
-        if there != here:
+        if there != (portable(here) if isinstance(here, str) else here):
             raise SelattnError(f"{file} was measured with the {what} {there}, this would be {here}")
 
 

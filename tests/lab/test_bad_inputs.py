@@ -31,6 +31,7 @@ CASES = {
     "needle batch.sise=1": "unknown field 'batch.sise'",
     "list --all": "unrecognized arguments: --all",
     "list neddle": "did you mean 'needle'?",
+    "course --scale laptop --seeds 0": "name a text of yours with --source TEXT; docs/data.md tells",
     "again nowhere.json": "cannot read nowhere.json",
     "again": "the following arguments are required: RECORD",
     "demo --steps 0": "--steps must be at least 1, not 0",

@@ -142,7 +142,7 @@ def test_a_model_can_begin_with_another_of_the_store(tmp_path):
     assert second.key != Need(second.run).key
     assert "hidden_size" not in second.run.model
     found = store.train(second)
-    assert found.record.run["start"]["model"] == store.find(first).model
+    assert found.record.run["start"]["model"] == f"{first.key}/model"
     assert len(list(finished_runs(tmp_path / "store"))) == 2
 
 

@@ -66,3 +66,14 @@ def test_it_is_told_only_when_asked_for_and_of_whole_sequences():
     cache = model(token_ids(1, 5), cache_budgets=3, output_evictions=True).past_key_values
     with pytest.raises(SelattnError, match="leave the cache out"):
         model(token_ids(1, 5), cache_budgets=3, output_evictions=True, past_key_values=cache)
+
+
+def test_the_f_of_a_token_is_gone_from_the_call_after_its_eviction_on():
+    model, ids = tiny(), token_ids(1, 12)
+    evicted_at = model(ids, cache_budgets=4, output_evictions=True).evicted_at
+    cache = model.model.new_cache(4)
+    for i in range(12):
+        seen = model(ids[:, i : i + 1], past_key_values=cache, output_f=True, output_attentions=True)
+        for f, weights, at in zip(seen.f, seen.attentions, evicted_at, strict=True):
+            assert torch.equal(f[0, 0, -1].isnan(), at[0, 0, : i + 1] < i)
+            assert torch.equal(weights[0, :, -1].amax(0) == 0, at[0, 0, : i + 1] <= i)
