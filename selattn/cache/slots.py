@@ -26,8 +26,8 @@ from selattn.cache.handover import hand_over
 from selattn.cache.policies import Policy
 from selattn.errors import SelattnError
 from selattn.ops.order import NEVER, Kept, masks_of_orders, smallest_f, stands_alone
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 SPARE = 8  # slots that a layer which grows has for coming tokens, at least
 SHARE = 8  # beyond that, one for so many tokens: a step reads all of them, so copying them all that seldom costs little

@@ -11,9 +11,9 @@ from selattn.models.config import SelectiveConfig
 from selattn.models.form import NewForm, SelectingForm
 from selattn.models.parts import RMSNorm, rotate
 from selattn.ops import Attention, AuxRequest, Backend, Sequences
+from selattn.ops.attention import attend_whole
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 
 
 class Context(NamedTuple):

@@ -30,7 +30,8 @@ from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
 from selattn.models.parts import make_norm, rotary_angles
-from selattn.ops import AuxRequest, Backend, Rules, Sequences, checks, transforms
+from selattn.ops import AuxRequest, Backend, Rules, Sequences, checks
+from selattn.ops.operator import in_transform
 
 
 class SelectiveModel(Evicting, SelectivePreTrainedModel):
@@ -214,7 +215,7 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
             return use_cache
         if not self.config.use_cache or self._recomputes():
             return False
-        if torch.compiler.is_exporting() or transforms.in_transform():
+        if torch.compiler.is_exporting() or in_transform():
             return False
         if sequences is None or not packed:
             return True

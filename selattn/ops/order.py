@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 NEVER = 1 << 40  # a row that no sequence reaches
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from selattn.cache import POLICIES, SelectiveCache, Threshold, attend
 from selattn.errors import SelattnError
 from selattn.ops import Selection
-from selattn.ops.tokens import Tokens
+from selattn.ops.request import Tokens
 from tests.cache.cases import cases, positions, some_case
 from tests.cache.test_drafts import junk
 

@@ -18,9 +18,9 @@ from selattn.cache.slots import SlotLayer
 from selattn.errors import SelattnError
 from selattn.models.stock.settings import StockSettings
 from selattn.ops import Attention, AuxRequest, Sequences
+from selattn.ops.attention import attend_whole
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 
 NAME = "selattn"  # of the attention function
 PASS, FORM = "selattn_pass", "selattn_form"  # the keyword arguments
