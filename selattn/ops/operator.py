@@ -348,7 +348,7 @@ def attend(operator: Operator[Request, Any], request: Request) -> Attention:
     """The output, and of what else is wanted the results of that name."""
     wanted, gradient = request.wanted, request.needs_grad
     found = operator(request._replace(gradient=True) if gradient else request, gradient)
-    if wanted == (False,) * len(wanted):
+    if not any(wanted):
         return Attention(found.output)
     return Attention(
         found.output,

@@ -110,10 +110,17 @@ class Request(NamedTuple):
         """Whether a backward pass can follow."""
         if not torch.is_grad_enabled():
             return False
-        for x in (self.query, self.key, self.value, self.bias, *self[9:12]):  # the separate form and the initial F
+        form = (self.selection_query, self.selection_key)
+        for x in (self.query, self.key, self.value, self.bias, *form, self.initial_f):
             if x is not None and x.requires_grad:
                 return True
         return False
+
+    def ranks(self) -> Tensor:
+        """[B or 1, M] how many real tokens a row of the batch has up to each: what a window counts."""
+        if self.start is None:
+            return torch.arange(1, self.key.shape[2] + 1, device=self.key.device)[None]
+        return (self.start < self.start.shape[-1]).long().cumsum(-1)
 
     def without_padding(self) -> Request:
         """The same with zeros for all that padding holds: 0 * NaN is NaN, so a weight of 0 does not keep it out."""

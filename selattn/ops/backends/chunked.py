@@ -305,19 +305,12 @@ def _first_column(request: Request, r0: int, r1: int) -> int:
     if request.wanted.f or request.query.shape[0] == 0:
         return first
     if request.rules.window is not None:
-        rank = _ranks(request)
+        rank = request.ranks()
         least = rank[:, request.offset + r0, None] - request.rules.window + 1
         first = max(first, int(torch.searchsorted(rank, least).min()))
     if request.start is not None:
         first = max(first, int(request.start[:, request.offset + r0 : request.offset + r1].min()))
     return first
-
-
-def _ranks(request: Request) -> Tensor:
-    """[B or 1, M] how many real tokens a row of the batch has up to each: what a window counts."""
-    if request.start is None:
-        return torch.arange(1, request.key.shape[2] + 1, device=request.key.device)[None]
-    return (request.start < request.start.shape[-1]).long().cumsum(-1)
 
 
 def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
@@ -326,7 +319,7 @@ def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
     if whole_column or request.query.shape[0] == 0:
         return request.query.shape[2]
     if request.rules.window is not None:
-        rank = _ranks(request)
+        rank = request.ranks()
         last = min(last, int(torch.searchsorted(rank, rank[:, c1 - 1, None] + request.rules.window).max()))
     if request.until is not None:
         last = min(last, int(request.until[..., c0:c1].max()))

@@ -230,8 +230,11 @@ def backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> di
         call = with_lists(call._replace(block_f=found.block_f), how, config, found.dead)
         how = how._replace(memory=d_memory is not None)
         batch, grid = r.query.shape[0], (blocks(call, config), call.H, r.query.shape[0])
+        d_output = torch.zeros_like(found.output) if d_output is None else d_output.to(r.query.dtype)
+        if call.rows is not None:  # whatever comes back to padding
+            d_output = d_output.masked_fill((call.rows < 0)[:, None, :, None], 0.0)
         upstream = _Upstream(
-            torch.zeros_like(found.output) if d_output is None else d_output.to(r.query.dtype),
+            d_output,
             torch.empty_like(found.lse),
             None if d_memory is None else d_memory.to(torch.float32).contiguous(),
             d_final_f,

@@ -294,13 +294,6 @@ def real_rows(r: Request) -> Tensor | None:
     return real.expand(r.query.shape[0], -1).to(torch.int32).contiguous()
 
 
-def ranks(r: Request) -> Tensor:
-    """[B or 1, M] how many real tokens a row of the batch has up to each: what a window counts."""
-    if r.start is None:
-        return torch.arange(1, r.key.shape[2] + 1, device=r.key.device)[None]
-    return (r.start < r.start.shape[-1]).long().cumsum(-1)
-
-
 def last_rows(r: Request) -> Tensor | None:
     """[B, 1 or G, M] int32: one past the last row that sees a key, 0 for padding; None if all later rows see all.
 
@@ -313,7 +306,7 @@ def last_rows(r: Request) -> Tensor | None:
     index = torch.arange(keys, device=r.key.device)
     last = torch.full_like(index, keys).expand(batch, 1, keys)
     if r.rules.window is not None:
-        rank = ranks(r)
+        rank = r.ranks()
         last = torch.minimum(last, torch.searchsorted(rank, rank + r.rules.window).unsqueeze(1))
     if r.start is not None:
         start = r.start.expand(batch, keys)
@@ -375,7 +368,7 @@ def first_columns(r: Request, block: int) -> Tensor:
     index = torch.arange(keys - rows, keys, device=r.key.device)
     low = torch.zeros_like(index).expand(r.key.shape[0], -1)
     if r.rules.window is not None:
-        rank = ranks(r)
+        rank = r.ranks()
         low = torch.searchsorted(rank, rank[:, keys - rows :].contiguous() - r.rules.window + 1).expand(
             r.key.shape[0], -1
         )

@@ -128,3 +128,19 @@ def test_a_batch_of_none(name):
     assert aux.memory is None or aux.memory.shape[0] == 0
     for key, x in zip(leaves, torch.autograd.grad(output.sum(), list(leaves.values())), strict=True):
         assert x.shape == leaves[key].shape
+
+
+def test_padding_that_is_nan_reaches_nobody():
+    """Output, M and gradients are as with zeros there, also where NaN comes back to it."""
+    real = torch.arange(21)[None] >= torch.tensor([[6], [0]])
+    found = []
+    for value in (torch.nan, 0.0):
+        torch.manual_seed(0)
+        drawn = (torch.randn(2, 2, 21, 8).where(real[:, None, :, None], value) for _ in range(3))
+        leaves = [x.requires_grad_() for x in drawn]
+        got = attend(*leaves, sequences=Sequences.from_mask(real), backend="triton", wanted=("memory",))
+        upstream = torch.ones_like(got.output).where(real[:, None, :, None], value)
+        results, came = (got.output, got.memory), (upstream, torch.ones_like(got.memory))
+        found.append([got.output, got.memory, *torch.autograd.grad(results, leaves, came)])
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)
