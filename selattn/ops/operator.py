@@ -224,6 +224,9 @@ class Operator(Generic[Call, Results]):
             return self.kernel.forward(call)
         return self.kernel.results(*_Eager.apply(self, call, *self.tensors_of(call)))
 
+    def _run(self, call: Call) -> Results:
+        return self.kernel.forward(call)
+
     def gradients(self, call: Call, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor]:
         """Those that are needed, each of the type of its input."""
         found = self.kernel.backward(call, saved, came, needed)
@@ -231,7 +234,7 @@ class Operator(Generic[Call, Results]):
 
     def _register_forward(self) -> Any:
         kernel = self.kernel
-        op = node(f"{kernel.name}_forward", self.arguments, kernel.forward, kernel.shapes, len(self.fields))
+        op = node(f"{kernel.name}_forward", self.arguments, self._run, kernel.shapes, len(self.fields))
         op.register_autograd(self._differentiate, setup_context=self._save)
         return op
 
