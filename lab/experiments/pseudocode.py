@@ -25,7 +25,7 @@ def evaluate(lab: Lab) -> Found:
     cells, worst = [], []
     for length in _LENGTHS[lab.scale.name]:
         base = _outcome(length, "reference")
-        for backend in ("auto", "chunked", "sdpa"):
+        for backend in ("auto", "chunked"):
             found = _outcome(length, backend)
             off = max(float((a - b).abs().max()) for a, b in zip(found, base, strict=True))
             worst.append(off)

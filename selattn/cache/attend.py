@@ -17,9 +17,8 @@ from selattn.cache.slots import SlotLayer
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import StepRequest
-from selattn.ops.request import NOTHING, Attention, AuxRequest
+from selattn.ops.request import NOTHING, Attention, AuxRequest, Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 PIECE = 512  # queries of a prompt that are served at once
 DRAFT = 128  # tokens that can be taken back

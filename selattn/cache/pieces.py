@@ -11,10 +11,9 @@ from selattn.cache.slots import Moment, SlotLayer
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import NEVER, Order, OrderRequest
-from selattn.ops.request import Attention, AuxRequest, Request
+from selattn.ops.request import Attention, AuxRequest, Request, Tokens
 from selattn.ops.rules import Rules, position_bias, position_mask
 from selattn.ops.sequences import starts
-from selattn.ops.tokens import Tokens
 
 
 def attend_piece(

@@ -20,8 +20,8 @@ from torch.nn import functional as nnf
 
 from selattn.errors import SelattnError
 from selattn.ops.order import masks_of_orders, smallest_f, stands_alone
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 SPARE = 8  # free slots of a row that grows, at least
 SHARE = 8  # beyond that, one for so many tokens: storage is copied so seldom that it costs little

@@ -25,8 +25,8 @@ from selattn.cache.policies import Policy
 from selattn.cache.pool import SPARE, Pool, growth
 from selattn.errors import SelattnError
 from selattn.ops.order import NEVER, Kept
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 FIXED = 4096  # a budget up to which a compiled step, or a pool of reserved rows, takes all slots at once
 

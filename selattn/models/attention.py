@@ -9,8 +9,8 @@ from selattn.models.form import NewForm, SelectingForm
 from selattn.models.parts import RMSNorm, rotate
 from selattn.models.passes import Pass
 from selattn.ops import Attention
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 
 class AttentionBlock(nn.Module):

@@ -81,6 +81,9 @@ class Engine:
         ids = torch.as_tensor(prompt, dtype=torch.int64).flatten().tolist()
         if not ids:
             raise SelattnError("the prompt is empty: give at least one token")
+        longest = self.model.description.longest
+        if longest is not None and len(ids) > longest:
+            raise SelattnError(f"a prompt of {len(ids)} tokens is longer than the {longest} learned positions: cut it")
         if not self._free:
             raise SelattnError(
                 f"all {self.cache.rows} rows are taken: remove one, or make the engine with more (rows=...)"

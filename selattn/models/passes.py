@@ -18,10 +18,11 @@ from selattn.cache import NEVER, Budgets, Policy, SelectiveCache, SlotLayer, att
 from selattn.errors import SelattnError
 from selattn.models.evicting import Evicting, selective_cache
 from selattn.models.inputs import Places, next_places, over_tokens, refuse_several, several, whole_places
-from selattn.ops import Attention, AuxRequest, Backend, Sequences, checks, transforms
+from selattn.ops import Attention, AuxRequest, Backend, Sequences, checks
+from selattn.ops.attention import attend_whole
+from selattn.ops.operator import in_transform
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 
 
 class Told(NamedTuple):
@@ -186,7 +187,7 @@ def _makes_cache(model: Evicting, sequences: Sequences | None, packed: bool) -> 
     """Whether a pass makes a cache that nobody asked for: not where there cannot be one."""
     if not model.wants_cache() or model.recomputes():
         return False
-    if torch.compiler.is_exporting() or transforms.in_transform():
+    if torch.compiler.is_exporting() or in_transform():
         return False
     if sequences is None or not packed:
         return True

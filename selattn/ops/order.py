@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import transforms
+from selattn.ops.operator import in_transform
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 NEVER = 1 << 40  # a row that no sequence reaches
 
@@ -155,7 +155,7 @@ def _refuse_nan(policy: Ranking, highest: Tensor, occupied: Tensor, budget: int)
     As long as there is room nobody leaves by it.
     """
     known = highest.device.type == "cpu" and not torch.compiler.is_compiling()
-    if highest.is_meta or transforms.in_transform() or (known and not math.isnan(float(highest.sum()))):
+    if highest.is_meta or in_transform() or (known and not math.isnan(float(highest.sum()))):
         return
     rule = f"the policy {policy.name!r} gives a rank that is NaN: give a number for each token, or -inf to keep it"
     bad = (highest.isnan() & (occupied.sum(-1, keepdim=True) >= budget)).any()

@@ -12,11 +12,10 @@ from torch.testing import assert_close
 from selattn.cache import POLICIES, SlotLayer, Threshold, attend, evictions, make_policy
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Sequences
+from selattn.ops.attention import attend_whole
 from selattn.ops.backends import cpu_order, cpu_step, plain_order, plain_step
-from selattn.ops.request import NOTHING
+from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 from tests.cache.cases import Distances
 
 EVICTING = [*POLICIES, "selective-per-head", "tova-per-head"]
@@ -146,7 +145,7 @@ def test_scores_are_kept_by_the_library(policy):
             attend(layer, tokens(step, 2, 1), Rules(None))
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked"])
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
 def test_a_backend_that_is_asked_for_is_obeyed(backend):
     """In the eviction order and in decoding: the library is not called."""
     refuse = mock.patch.multiple(cpu_order, call_library=mock.Mock(side_effect=AssertionError("the library ran")))

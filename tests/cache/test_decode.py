@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from selattn.cache import POLICIES, SlotLayer, attend
 from selattn.errors import SelattnError
 from selattn.ops import AuxRequest, Fixed, Selection, causal_attention, selective_attention
-from selattn.ops.tokens import Tokens
+from selattn.ops.request import Tokens
 from tests.cache.cases import assert_same_run, cases, some_case
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)

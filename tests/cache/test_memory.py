@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from selattn.cache import POLICIES, SelectiveCache, SlotLayer, attend, make_policy
 from selattn.ops import Selection
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 from tests.ops.test_memory_use import Meter, meters_inside
 
 B, H, G, D = 3, 8, 4, 64

@@ -11,8 +11,8 @@ from selattn.cache import POLICIES, SelectiveCache, SlotLayer, Threshold, attend
 from selattn.cache.pool import Pool
 from selattn.errors import SelattnError
 from selattn.ops import Selection
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 from tests.cache.cases import cases, positions, some_case
 from tests.cache.test_drafts import junk
 

@@ -16,7 +16,7 @@ from selattn.cache.handover import handed_over
 from selattn.errors import SelattnError
 from selattn.models.base import REENTRANT
 from selattn.models.passes import Pass
-from selattn.ops.tokens import Tokens
+from selattn.ops.request import Tokens
 
 NAME = "selattn"  # of the attention function
 PASS, FORM = "selattn_pass", "selattn_form"  # the keyword arguments

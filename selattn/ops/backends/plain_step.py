@@ -11,11 +11,10 @@ from torch.nn import functional as nnf
 
 from selattn.ops.backends.tile import by_group, products, soft_capped
 from selattn.ops.order import Kept, StepRequest, victim
-from selattn.ops.patterns import pattern_visible
-from selattn.ops.rules import PositionBias, Rules, position_bias
+from selattn.ops.request import Tokens
+from selattn.ops.rules import PositionBias, Rules, pattern_visible, position_bias
 from selattn.ops.selection import constrain
 from selattn.ops.selection import step as accumulate_step
-from selattn.ops.tokens import Tokens
 
 
 def step(request: StepRequest) -> Tensor:

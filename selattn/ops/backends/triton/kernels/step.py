@@ -13,10 +13,9 @@ F is in natural units here, as the slots have it.
 import triton
 import triton.language as tl
 
-from selattn.ops.backends.triton.kernels.common import LOG2E, NEVER, capped
-from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
+from selattn.ops.backends.triton.kernels.common import LOG2E, NEVER, capped, constrained, spare_first, spare_self
 
-SELECTIVE = tl.constexpr(0)  # as in `NUMBERS` of ../step.py
+SELECTIVE = tl.constexpr(0)  # as in `NUMBERS` of ../cache.py
 WINDOW = tl.constexpr(3)
 
 
