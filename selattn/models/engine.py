@@ -81,7 +81,7 @@ class Engine:
         ids = torch.as_tensor(prompt, dtype=torch.int64).flatten().tolist()
         if not ids:
             raise SelattnError("the prompt is empty: give at least one token")
-        longest = self.model.description.longest
+        longest = getattr(getattr(self.model, "description", None), "longest", None)
         if longest is not None and len(ids) > longest:
             raise SelattnError(f"a prompt of {len(ids)} tokens is longer than the {longest} learned positions: cut it")
         if not self._free:

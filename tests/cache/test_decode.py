@@ -133,7 +133,10 @@ def test_errors(count):
     case, layer = some_case(), some_case().layer()
     attend(layer, case.cut(0, 4), case.rules)
     one = Tokens(*(x[:1] for x in case.cut(4, 4 + count)[:3]))
-    with pytest.raises(SelattnError, match=r"^this cache holds a batch of 2, not 1: begin with a new cache$"):
+    with pytest.raises(
+        SelattnError,
+        match=r"^this cache holds a batch of 2, not 1: begin with a new cache, or name the rows with only\(\)$",
+    ):
         attend(layer, one, case.rules)
     learned = case.cut(4, 4 + count)
     learned = learned._replace(key=learned.key.requires_grad_())
