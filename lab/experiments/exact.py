@@ -26,7 +26,7 @@ def _sketch(lab: Lab) -> Measured:
     cells, worst = [], []
     for length in _LENGTHS[lab.scale.name]:
         base = _outcome(length, "reference")
-        for backend in ("auto", "chunked", "sdpa"):
+        for backend in ("auto", "chunked"):
             other = _outcome(length, backend)
             off = max(float((a - b).abs().max()) for a, b in zip(other, base, strict=True))
             worst.append(off)

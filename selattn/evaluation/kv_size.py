@@ -17,7 +17,7 @@ import torch
 from selattn.cache import Budgets, Policy, import_policy, make_policy
 from selattn.models.kinds import AttentionKind
 from selattn.models.seam import Description
-from selattn.ops.patterns import pattern_visible
+from selattn.ops.rules import pattern_visible
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,14 @@ class Evicting:
         """The layers that run, and those that there are: fewer run where transformers drafts by leaving early."""
         raise NotImplementedError
 
+    def wants_cache(self) -> bool:
+        """Whether a pass that was not told makes a cache."""
+        raise NotImplementedError
+
+    def recomputes(self) -> bool:
+        """Whether the layers run twice, by gradient checkpointing: then there cannot be a cache."""
+        return False
+
     def eviction(
         self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
     ) -> tuple[Budgets | None, Policy]:
@@ -59,12 +67,17 @@ class Evicting:
         return found is None or isinstance(found.tokens, int) or len(found.tokens) == self.layer_counts()[1]
 
     def new_cache(
-        self, budgets: Budgets | int | Sequence[int] | None = None, policy: str | Policy | None = None
-    ) -> SelectiveCache:
+        self,
+        budgets: Budgets | int | Sequence[int] | None = None,
+        policy: str | Policy | None = None,
+    ) -> Any:
         """An empty cache for this model, with the model's budgets and policy unless others are given.
 
         The cache owns them from then on: `forward` and `generate` need not be told again.
         """
+        return self._own_cache(budgets, policy)
+
+    def _own_cache(self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None) -> SelectiveCache:
         return SelectiveCache(self.layer_counts()[0], *self.eviction(budgets, policy))
 
     def fitting_cache(
@@ -75,7 +88,7 @@ class Evicting:
     ) -> SelectiveCache:
         """The given cache, if it fits, or a new one."""
         if given is None:
-            return self.new_cache(budgets, policy)
+            return self._own_cache(budgets, policy)
         layers = self.layer_counts()[0]
         if len(given.layers) != layers:
             raise SelattnError(

@@ -145,18 +145,12 @@ def next_places(
     new_only = attention_mask is not None and attention_mask.shape[-1] == shape[1]
     if past is None:
         real = _unless_all_real(attention_mask) if new_only else None
-        places = Places(None, length[:, None] if position_ids is None else position_ids, real)
-    elif attention_mask is None or new_only:
-        places = _after(length, shape, attention_mask, position_ids, seq_idx)
-    else:
-        sequences, positions = sequences_of(shape, past, attention_mask, position_ids, None, seq_idx, length.device)
-        _check_repeated(attention_mask[:, : -shape[1]], length)
-        places = Places(sequences, positions, _if_padded(sequences, past))
-    if cache.active is None:
-        return places
-    # A row that sits out has no new token: whatever it is given stands at a position that exists.
-    active = cache.active.to(places.positions.device)[:, None]
-    return places._replace(positions=places.positions.where(active, 0))
+        return Places(None, length[:, None] if position_ids is None else position_ids, real)
+    if attention_mask is None or new_only:
+        return _after(length, shape, attention_mask, position_ids, seq_idx)
+    sequences, positions = sequences_of(shape, past, attention_mask, position_ids, None, seq_idx, length.device)
+    _check_repeated(attention_mask[:, : -shape[1]], length)
+    return Places(sequences, positions, _if_padded(sequences, past))
 
 
 def _after(

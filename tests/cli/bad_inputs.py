@@ -40,9 +40,6 @@ _TABLE = {
     "bench": [
         ("bench --n 0", "--n must be at least 1, not 0"),
         ("bench --n 40 -3", "--n must be at least 1, not -3"),
-        ("bench --check", "the GPU kernels cannot be checked: there is no CUDA device"),
-        ("bench --check --n 40 --dtype bfloat16", "--n and --dtype would change nothing: --check has its own examples"),
-        ("bench --check --out .", "cannot write .: it is a folder"),
         ("bench --n many", "--n must be a whole number, not 'many'"),
         (f"bench --n {HUGE}", f"--n must be at most 9223372036854775807, not {HUGE}"),
         ("bench --n 100000000", "GB are free: choose smaller sizes"),

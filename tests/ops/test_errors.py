@@ -136,9 +136,9 @@ WRONG = {
         r"unknown backend 'chunky' \(did you mean 'chunked'\?\): choose auto, reference,",
     ),
     "nothing like a backend": ({"backend": "zzz"}, "unknown backend 'zzz': choose auto"),
-    "soft cap on sdpa": (
-        {"softcap": 3.0, "backend": "sdpa"},
-        "backend 'sdpa' cannot do this: .*no soft cap; use reference or chunked or cpu, or auto",
+    "selection on sdpa": (
+        {"selection": Selection(1), "backend": "sdpa"},
+        "backend 'sdpa' cannot do this: PyTorch's kernel has no F; use reference or chunked or cpu, or auto",
     ),
     "unknown kernel option": (
         {"kernel_options": {"tolerence": 0.0}},
@@ -151,10 +151,6 @@ WRONG = {
     "something that is asked for with no truth": (
         {"return_aux": AuxRequest(weights=1)},
         "weights must be True or False",
-    ),
-    "weights on sdpa": (
-        {"return_aux": AuxRequest(weights=True), "backend": "sdpa"},
-        "does not give its weights; use reference, or auto",
     ),
     "weights on chunked": (
         {"return_aux": AuxRequest(weights=True), "backend": "chunked"},
@@ -206,7 +202,7 @@ COMPILED = {
         {"return_aux": AuxRequest(weights=True)},
         "it never holds the attention weights; use reference, or auto",
     ),
-    "F": ({"return_aux": AuxRequest(f=True)}, "it never holds F; use reference or sdpa or chunked, or auto"),
+    "F": ({"return_aux": AuxRequest(f=True)}, "it never holds F; use reference or chunked, or auto"),
     "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
     "mask of pairs": ({"attn_mask": torch.ones(N, M).bool()}, "it takes masks as sequences and windows only"),
     "a long form": (
@@ -290,6 +286,23 @@ SHARED = [name for name in SHARED if not any(key.startswith("selection_") for ke
 def test_wrong_call_of_the_baseline(wrong):
     options, said = WRONG[wrong]
     assert_one_clear_line(lambda: causal_attention(**{"query": Q, "key": K, "value": V} | options), said)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"softcap": 3.0}, "nothing but causality; use reference or chunked or cpu, or auto"),
+        ({"window": 3}, "nothing but causality"),
+        ({"attn_mask": torch.zeros(N, N)}, "nothing but causality"),
+        ({"query": Q[:, :, 1:]}, "nothing but causality"),
+        ({"scale": -1.0}, "the scale must be above 0"),
+        ({"return_aux": AuxRequest(weights=True)}, "does not give its weights; use reference, or auto"),
+    ],
+    ids=str,
+)
+def test_refused_by_sdpa(options, said):
+    call = {"query": Q, "key": K[:, :, :N], "value": V[:, :, :N], "backend": "sdpa"} | options
+    assert_one_clear_line(lambda: causal_attention(**call), f"backend 'sdpa' cannot do this: .*{said}")
 
 
 @pytest.mark.parametrize(

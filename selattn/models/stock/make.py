@@ -1,12 +1,16 @@
-"""Make a stock model selective in place, and standard again."""
+"""Make a stock model selective in place and standard again; or let it evict for a while, as it is."""
 
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
+from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
 from selattn.models.base import check_recomputing
 from selattn.models.form import NewForm
@@ -19,6 +23,7 @@ from selattn.models.stock.settings import StockSettings
 from selattn.ops import Selection
 
 NEW = "new"
+_INSIDE = "_selattn_evicting"  # on a model inside `evicting`
 
 
 def make_selective(
@@ -73,6 +78,60 @@ def make_standard(model: Any) -> Any:
     if not family.seq2seq:
         model.set_attn_implementation("sdpa" if model._supports_sdpa else "eager")
     return model
+
+
+@contextmanager
+def evicting(model: Any, budgets: Budgets | int | Sequence[int], policy: str | Policy = "tova") -> Iterator[None]:
+    """A context in which a stock model evicts: `forward` and `generate` keep at most K_l tokens in layer l.
+
+    The model is not trained and its class stays; after the context it is as before. Inside, its caches are of
+    selattn's kind: outside they are refused.
+
+    Args:
+        model: a causal language model or T5 of transformers, of a family that is understood (`FAMILIES`).
+        budgets: K_l, one number for all layers or one for each.
+        policy: which token is evicted when a layer is full: "h2o", "tova", "window+4", or a policy of your own that
+            needs no F.
+    """
+    if _is_selective(model):
+        raise SelattnError(
+            f"{type(model).__name__} is selective already: give cache_budgets to generate() or forward()"
+        )
+    if _INSIDE in vars(model):
+        raise SelattnError("this model evicts already: leave the inner evicting() out")
+    if replaced := [name for name in ("forward", "generate") if name in vars(model)]:
+        raise SelattnError(f"the model's {replaced[0]} was replaced, by hooks or a compiler: evict before that")
+    if budgets is None:
+        raise SelattnError("evicting() needs budgets: how many tokens each layer may keep")
+    configs = [(module, vars(module)["config"]) for module in model.modules() if "config" in vars(module)]
+    shadow = copy.copy(model)  # of the selective class, with the same modules and weights
+    try:
+        make_selective(shadow, selection=None)
+        chosen = Budgets.of(budgets)
+        shadow.limits(chosen, policy)  # refuses what does not fit the model
+        shadow.own_eviction = lambda: (chosen, policy)
+        for name in ("forward", "generate"):
+            setattr(model, name, _of_shadow(model, shadow, name))
+        setattr(model, _INSIDE, True)
+        yield
+    finally:
+        for name in ("forward", "generate", _INSIDE):
+            vars(model).pop(name, None)
+        if _is_selective(shadow):
+            shadow.unequip()
+        for module, config in configs:
+            module.config = config
+
+
+def _of_shadow(model: Any, shadow: Any, name: str) -> Any:
+    """A method of the shadow, for the model itself."""
+
+    @functools.wraps(getattr(type(model), name))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        shadow.training = model.training
+        return getattr(shadow, name)(*args, **kwargs)
+
+    return call
 
 
 def _is_selective(model: Any) -> bool:
