@@ -186,8 +186,8 @@ def _batches(rows: TextRows, run: ConversionRun, searched: int) -> list[Batch]:
                 f"the search would be on rows of at most {longest} tokens, and N is {run.data.context}: hold more of "
                 "the text out (--validation), pack its documents (--layout packed), or take a smaller --context"
             )
-    left = max(1, min(run.evaluation.rows, len(rows) - searched))
-    return make_batches(rows.take(left, skip=searched), run.evaluation.batch)
+    left = len(rows.numbers(skip=searched))  # fewer than the rest where a search would take longer rows first
+    return make_batches(rows.take(min(run.evaluation.rows, left), skip=searched), run.evaluation.batch)
 
 
 def _losses(
