@@ -72,6 +72,11 @@ class StockBase(Evicting, PrunedGeneration):
             )
         return chosen, found
 
+    def _wants_cache(self, use_cache: bool | None) -> bool:
+        """Whether a pass that was given no cache makes one; an exported program has none unless it is asked for."""
+        exported = torch.compiler.is_exporting()
+        return (self.config.use_cache and not self.training and not exported) if use_cache is None else use_cache
+
 
 class StockSelective(StockBase):
     """A decoder: `class SelectiveLlamaForCausalLM(StockSelective, LlamaForCausalLM)`."""
@@ -208,10 +213,6 @@ class StockSelective(StockBase):
         if cache is not None and past:
             return next_places(shape, cache, past, *told)
         return whole_places(shape, *told, device)
-
-    def _wants_cache(self, use_cache: bool | None) -> bool:
-        """Whether a pass that was given no cache makes one."""
-        return (self.config.use_cache and not self.training) if use_cache is None else use_cache
 
     def states(
         self,

@@ -111,10 +111,9 @@ class T5Selective(StockBase):
         whole = past == 0 and (torch.is_grad_enabled() or output_kept or output_evictions or learns)
         if (output_kept or output_evictions) and not whole:
             raise SelattnError("kept fractions and evictions are told of whole sequences: leave the cache out")
-        wanted = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if kept is not None:
             self.fitting_cache(kept, cache_budgets, cache_policy)
-        elif wanted:
+        elif self._wants_cache(use_cache):
             past_key_values = self.new_cache(cache_budgets, cache_policy)
             kept = past_key_values.self_attention_cache
         budgets, policy = self.limits(cache_budgets, cache_policy) if kept is None else (None, kept.policy)
