@@ -12,6 +12,7 @@ from typing import TextIO
 from selattn import __version__
 from selattn.cli import (
     _faults,
+    _interrupts,
     bench,
     convert,
     data,
@@ -92,10 +93,11 @@ def guarded(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int
         # A terminal that cannot show a bar character shows a question mark; it does not get a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        try:
-            return command(argv)
-        finally:
-            sys.stdout.flush()  # here, where it can be told what is wrong: Python's own at exit is too late for that
+        with _interrupts.heard():
+            try:
+                return command(argv)
+            finally:
+                sys.stdout.flush()  # here, where it can be told what is wrong: Python's own at exit is too late for it
     except SelattnError as error:
         return refuse(str(error))
     except KeyboardInterrupt:
