@@ -16,7 +16,7 @@ import sys
 import time
 
 COMMAND = ["generate", "zoo:selective", "--prompt", "hi", "--max-new-tokens", "100000"]
-PATIENCE = 20.0  # seconds after which an interrupt counts as lost
+PATIENCE = 90.0  # seconds after which an interrupt counts as lost, on a busy machine, too
 SAID = "\nselattn: interrupted\n"
 
 
