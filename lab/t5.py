@@ -177,14 +177,15 @@ class T5Models:
         """The model's settings."""
         return t5_settings(run)
 
-    def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
-        """By the sizes of encoder and decoder together."""
+    def check(self, run: RunConfig, devices: int, device: torch.device) -> None:
+        """By the sizes of encoder and decoder together; then its config and its course."""
         found = t5_settings(run)
         assert isinstance(run.data, SpanData)
         layers, vocabulary = found.num_layers + found.num_decoder_layers, found.vocab_size or run.data.vocabulary
         layer = 4 * found.num_heads * found.d_kv + 2 * found.d_ff
         sizes = Sizes(found.d_model * (vocabulary + layers * layer), vocabulary, layers, found.d_model)
         check_memory(run, devices, device, sizes)
+        check_course(run, t5_ends(t5_config(run, None)))
 
     def prepare(self, run: RunConfig, progress: bool) -> Data:
         """Other noise in each pass over the training rows, and the same one whenever it is evaluated."""

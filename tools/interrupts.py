@@ -16,14 +16,18 @@ import sys
 import time
 
 COMMAND = ["generate", "zoo:selective", "--prompt", "hi", "--max-new-tokens", "100000"]
-PATIENCE = 90.0  # seconds after which an interrupt counts as lost, on a busy machine, too
+PATIENCE = 60.0  # seconds after which an interrupt counts as lost, on a busy machine, too
 SAID = "\nselattn: interrupted\n"
 
 
 def interrupt(command: list[str], delay: float) -> tuple[str, float]:
     """How the command ended, and after how many seconds; it is killed if it does not."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "selattn", *command], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "selattn", *command],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
     )
     time.sleep(delay)
     if process.poll() is not None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import set_seed
 
 from selattn.cache import make_policy
@@ -33,7 +34,7 @@ from selattn.training.config import TextData
 from selattn.training.display import Display
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
-from selattn.utils.records import read_body, write_record
+from selattn.utils.records import check_folder, read_body, write_record
 
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
 EQUAL = "original"  # until where to prune: the loss of the original
@@ -100,7 +101,10 @@ def convert(
         check_teacher(load(run.conversion.teacher), original)
     if resume:
         _past(folder, until, evicts, search_rows, control)  # before the training, if it says no
+    check_folder(folder)
     with contextlib.closing(Team()) as team:
+        if not run_folder.finished(folder):
+            Converter().check(run, team.size, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
         batches = _batches(rows, run, 0 if until is None else search_rows)
         trainings = {folder: run} | ({folder / CONTROL_FOLDER: run.control()} if control else {})

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,7 +114,7 @@ class Tokenizer:
                 "write its words with blanks between them"
             ) from None
 
-    def decode(self, ids: Iterable[int], **how: Any) -> str:
+    def decode(self, ids: Any, **how: Any) -> str:
         """The text of ids that begin one; special tokens have none. With options of transformers: as it decodes."""
         if how:
             return str(self.hf.decode(ids, **how))

@@ -97,7 +97,7 @@ def train(
         plan = _by_one(folder, lambda: run_folder.check(folder, whole, defaults, resume, overwrite))
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
-        maker.check_memory(run, args.world_size, args.device)
+        maker.check(run, args.world_size, args.device)
         data = data or maker.prepare(run, display.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)
