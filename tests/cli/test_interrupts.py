@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -51,6 +53,23 @@ def test_no_interrupt_is_lost(command, capsys):
     assert words == (["ended"] if command is takes_long_to_end else [])
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.getsignal(signal.SIGALRM) is alarm
+
+
+def test_an_import_ends_at_once(tmp_path):
+    """The library that is loaded may be C++, which an exception of Python's aborts, or which clears it."""
+    (tmp_path / "half.py").write_text(
+        "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\nexcept BaseException:\n    pass\n"
+    )
+    code = (
+        "import sys; from selattn.cli.main import guarded; sys.exit(guarded(lambda argv: __import__('half') and 0, []))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])},
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "\nselattn: interrupted\n")
 
 
 def test_whoever_ends_by_itself_is_left_alone():
