@@ -25,7 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn explore` and its options to the command line."""
     parser = subparsers.add_parser("explore", help="see what is forgotten, in the browser", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one, or two to be compared")
-    parser.add_argument("--text", metavar="FILE", help="a file, 'paper', or 'sample' (the model's own, if it has one)")
+    parser.add_argument(
+        "--text",
+        type=_options.name,
+        metavar="FILE",
+        help="a file, 'paper', or 'sample' (the model's own, if it has one)",
+    )
     parser.add_argument("--out", type=_options.path, metavar="FILE", help="write the page there")
     parser.add_argument("--policies", nargs="+", metavar="POLICY", help="who leaves (default: selective h2o window+4)")
     parser.add_argument(
