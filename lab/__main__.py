@@ -120,6 +120,9 @@ def carry_out(args: argparse.Namespace, **more: Any) -> int:
 
     if bool(args.names) == args.all:
         raise SelattnError("give names of experiments, or --all; see 'python -m lab list'")
+    twice = next((name for name in args.names if args.names.count(name) > 1), None)
+    if twice is not None:
+        raise SelattnError(f"{twice} is named twice: give each experiment once")
     console = Console(highlight=False)
     _options.fill(args, {"scale": "smoke", "store": STORE, "out": OUT})
     given = {"store": args.store, "overview": ShownOverview() if leads() else Overview(), **more}

@@ -35,6 +35,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from selattn.cli._parser import Parser
 from selattn.data.files import find_files, read_file, read_objects
 from selattn.errors import SelattnError
 from selattn.utils.files import write_json
@@ -266,7 +267,7 @@ def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m lab mixture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="NAME=PATH, or a folder of .jsonl files")

@@ -195,8 +195,8 @@ class T5Models:
         """The model's settings."""
         return t5_settings(run)
 
-    def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
-        """By the sizes of encoder and decoder together."""
+    def check(self, run: RunConfig, devices: int, device: torch.device) -> None:
+        """By the sizes of encoder and decoder together; then its config and its course."""
         settings = t5_settings(run)
         assert isinstance(run.data, SpanData)
         layers = settings.num_layers + settings.num_decoder_layers
@@ -204,6 +204,7 @@ class T5Models:
         layer = 4 * settings.num_heads * settings.d_kv + 2 * settings.d_ff
         sizes = Sizes(settings.d_model * (vocabulary + layers * layer), vocabulary, layers, settings.d_model)
         check_memory(run, devices, device, sizes)
+        check_course(run, t5_ends(t5_config(run, None)))
 
     def prepare(self, run: RunConfig, progress: bool) -> Data:
         """Other noise in each pass over the training rows, and the same one whenever it is evaluated."""

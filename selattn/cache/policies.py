@@ -276,9 +276,10 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     kind, equals, number = value.partition("=")
     if kind == "threshold" and equals:
         try:
-            return Threshold(float(number))
+            tau = float(number)
         except ValueError:
             raise SelattnError(f"the threshold in {value!r} is not a number: write threshold=1") from None
+        return Threshold(tau)
     raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
 
 
@@ -321,6 +322,8 @@ def import_policy(text: str | Policy) -> Policy:
     module, colon, name = text.partition(":")
     if not colon:
         return make_policy(text)
+    if module in POLICIES:
+        raise SelattnError(f"the policy {module!r} takes nothing behind a colon: leave {name!r} out of {text!r}")
     here = os.getcwd()  # where a user's own module lies; `python -m` looks there, an installed command does not
     sys.path.insert(0, here)
     try:

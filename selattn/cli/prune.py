@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
     same = ("rows", "report_rows", "step", "floor", "lazy", "policy", "context", "batch", "record", "save_model")
     report = None if args.report is None else text_of(args, args.report, args.long)
-    display = SearchDisplay(Console(stderr=True, highlight=False, quiet=not team.leads))
+    display = SearchDisplay(Console(stderr=True, highlight=False, quiet=not team.leads), args.lazy)
     try:
         pruned = prune(
             args.model,

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import set_seed
 
 from selattn.cache import make_policy
@@ -33,7 +34,7 @@ from selattn.training.config import TextData
 from selattn.training.display import Display
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
-from selattn.utils.records import as_body, portable, portable_fields, read_body, write_record
+from selattn.utils.records import as_body, check_folder, portable, portable_fields, read_body, write_record
 from selattn.utils.typed import to_json
 
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
@@ -101,7 +102,10 @@ def convert(
         check_teacher(load(run.conversion.teacher), original)
     if resume:
         _past(folder, original, until, evicts, search_rows, control)  # before the training, if it says no
+    check_folder(folder)
     with contextlib.closing(Team()) as team:
+        if not run_folder.finished(folder):
+            Converter().check(run, team.size, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
         batches = _batches(rows, run, 0 if until is None else search_rows)
         trainings = {folder: run} | ({folder / CONTROL_FOLDER: run.control()} if control else {})
@@ -188,8 +192,8 @@ def _batches(rows: TextRows, run: ConversionRun, searched: int) -> list[Batch]:
                 f"the search would be on rows of at most {longest} tokens, and N is {run.data.context}: hold more of "
                 "the text out (--validation), pack its documents (--layout packed), or take a smaller --context"
             )
-    left = max(1, min(run.evaluation.rows, len(rows) - searched))
-    return make_batches(rows.take(left, skip=searched), run.evaluation.batch)
+    left = len(rows.numbers(skip=searched))  # fewer than the rest where a search would take longer rows first
+    return make_batches(rows.take(min(run.evaluation.rows, left), skip=searched), run.evaluation.batch)
 
 
 def _losses(

@@ -176,6 +176,8 @@ def _among(value: int, values: NDArray[np.uint64]) -> bool:
 
 def _path(source: str) -> Path:
     """The path that a source names, or an error that tells a mistyped name from a missing file."""
+    if not source:  # which would be the working directory
+        raise SelattnError("the name of a text is empty: give a file, a folder, or a name of the hub's")
     try:
         path = Path(source).expanduser()
         there = path.exists()

@@ -18,7 +18,7 @@ def settings_of(source: str) -> set[str]:
     if source == EMBEDDED:
         return {"validation"}
     path = Path(source).expanduser()
-    if not path.exists():
+    if not source or not path.exists():
         return set(READING)
     files = find_files(path)
     plain = [file.name.lower().removesuffix(".gz").endswith(".txt") for file in files]

@@ -18,7 +18,7 @@ from torch.nn import functional as nnf
 from selattn.errors import SelattnError
 from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
-from selattn.utils.memory import available_memory
+from selattn.utils.memory import check_fits
 from selattn.utils.progress import Progress, nothing
 from selattn.utils.timing import medians
 
@@ -125,20 +125,17 @@ def bench(
 
 
 def check_memory(lengths: Iterable[int], shape: Shape, reference_limit: int) -> None:
-    """Raise for sizes that do not fit into the memory that is free: the system would kill the process half-way.
+    """Raise for sizes that do not fit into the memory that is free.
 
     A low estimate: query, key, value, the output and their gradients, the whole matrices of `reference` in fp64, and
     the F of all pairs that `sdpa` makes.
     """
-    free, rows = available_memory(), shape.batch * shape.heads
+    rows = shape.batch * shape.heads
     for n in (CHECK_LENGTH, *lengths):
         needed = 8 * rows * n * shape.dim * shape.dtype.itemsize
         needed += 2 * rows * n * n * 8 if n <= reference_limit else shape.batch * n * n * 4
-        if needed > free:
-            raise SelattnError(
-                f"{shape.batch} x {shape.heads} heads of {shape.dim} at N = {n:,} need {needed / 1e9:,.1f} GB or more, "
-                f"and {free / 1e9:.1f} GB are free: choose smaller sizes"
-            )
+        what = f"{shape.batch} x {shape.heads} heads of {shape.dim} at N = {n:,} need"
+        check_fits(needed, what, "choose smaller sizes")
 
 
 def inputs(n: int, shape: Shape, forgets: bool, seed: int) -> tuple[Tensor, ...]:

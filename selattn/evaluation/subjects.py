@@ -7,6 +7,7 @@ search; `MODEL@none` leaves out the budgets that a model's config has.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from selattn.errors import SelattnError
 from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
+from selattn.utils.memory import check_fits
 
 BUDGETS = "budgets.json"  # of a search, in its folder
 NONE = "none"  # the policy that drops nothing
@@ -123,8 +125,13 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
     check_selects(budgets, chosen, model.selects)
 
 
-def check_context(name: str, model: Description, context: int) -> None:
-    """Raise for rows that are longer than a model can read."""
-    most = model.longest
+def check_context(name: str, loaded: Loaded, context: int) -> None:
+    """Raise for rows that are longer than a model can read, or than memory can hold; its weights are not read."""
+    most = loaded.description.longest
     if most is not None and context > most:
         raise SelattnError(f"{name} has {most} learned positions: --context can be at most {most}, not {context}")
+    width = 1  # of a model without a config of transformers: at least the ids
+    with contextlib.suppress(SelattnError):
+        width = int(getattr(loaded.config, "hidden_size", width))
+    needed = context * (8 + 4 * 2 * width)  # ids, and of one layer at least: its input, query, key and value
+    check_fits(needed, f"{name} with rows of {context:,} tokens needs", "choose a smaller --context")

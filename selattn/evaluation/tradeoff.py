@@ -142,7 +142,7 @@ def make_plan(
     _check_vocabularies([curve.loaded for curve in everybody])
     context = context or curves[0].loaded.description.context
     for curve in everybody:
-        check_context(curve.model, curve.loaded.description, context)
+        check_context(curve.model, curve.loaded, context)
     if sizes and max(sizes) > context:
         raise SelattnError(f"--sizes has {max(sizes)}, more than the context of {context} tokens: leave it out")
     if sizes and not any(curve.sizes or curve.search for curve in curves):

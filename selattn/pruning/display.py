@@ -16,15 +16,16 @@ _SECONDS = 10.0  # between two lines
 class SearchDisplay:
     """Shows the current factor and loss, and the time left: at most, as a loss threshold can end a search any time."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, lazy: bool = True) -> None:
         self.console = console or Console(stderr=True, highlight=False)
+        self._how = "" if lazy else " without --lazy"  # so that whoever waits knows of it
         self._said = 0.0
         self._began: tuple[float, int] | None = None  # the time at the first iteration that was seen, and its number
         self._bar: ProgressLine | None = None
 
     def __call__(self, step: Step, last: int, sure: bool) -> None:
         """An iteration has ended; `last` is the last one possible, or if that is `sure`, the last one."""
-        left = "left" if sure else "left at most"
+        left = f"left{self._how}" if sure else f"left at most{self._how}"
         if not self.console.is_terminal:
             self._line(step, last, left)
             return

@@ -94,7 +94,7 @@ class Pruned:
 def carry_out(job: Job, team: Team, progress: SearchProgress = silent) -> Pruned:
     """Search, or go on searching, and write the budgets."""
     loaded, context = load(job.model), job.procedure.context
-    check_context(loaded.name, loaded.description, context)
+    check_context(loaded.name, loaded, context)
     job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
     tokenizer = loaded.tokenizer
     other = None if job.until.baseline is None else load(job.until.baseline)
@@ -203,7 +203,7 @@ def _settings(job: Job, loaded: Loaded, rows: TextRows) -> SearchSettings:
 
 def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:
     """Losses can be compared only over the same tokens."""
-    check_context(other.name, other.description, context)
+    check_context(other.name, other, context)
     theirs, ours = other.tokenizer, loaded.tokenizer
     if theirs.fingerprint != ours.fingerprint:
         raise SelattnError(

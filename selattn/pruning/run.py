@@ -26,7 +26,7 @@ from selattn.pruning.search import STEP, Procedure
 from selattn.pruning.until import Until, parse_until
 from selattn.utils.distributed import Team
 from selattn.utils.folders import make_folder
-from selattn.utils.records import check_new_folder, check_output, write_record
+from selattn.utils.records import check_folder, check_new_folder, check_output, write_record
 
 RECORD, FIGURE = "record.json", "path.png"
 
@@ -139,6 +139,7 @@ def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
     if not policy.evicts:
         raise SelattnError(f"the policy {called!r} drops nothing: there is nothing to search for")
     check_selects(Budgets(SMALLEST), policy, load(job.model).description.selects)
+    check_folder(job.out)
     check_output(record)
     for name in (FIGURE, PATH, SETTINGS, BUDGETS):
         if record is not None and record.absolute() == (job.out / name).absolute():

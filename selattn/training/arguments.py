@@ -10,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from selattn.errors import SelattnError
-from selattn.training.config import RunConfig
+from selattn.training.config import RunConfig, Schedule
 from selattn.utils.distributed import world_size
 
 _DECAY = {
@@ -21,12 +21,8 @@ _DECAY = {
 }
 
 
-def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
-    """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
-    devices = world_size()
-    cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
-    micro, accumulate = run.batch.split(devices)
-    optimizer, schedule = run.optimizer, run.schedule
+def check_schedule(schedule: Schedule) -> None:
+    """Raise for a schedule whose parts do not fit each other."""
     if schedule.warmup > schedule.steps:
         raise SelattnError(
             f"schedule.warmup is longer than the run: {schedule.warmup:,} steps of {schedule.steps:,}; "
@@ -34,6 +30,14 @@ def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
         )
     if schedule.decay != "cosine" and schedule.final:
         raise SelattnError(f"schedule.final belongs to the cosine; with {schedule.decay} leave it at 0")
+
+
+def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
+    """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
+    devices = world_size()
+    cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
+    micro, accumulate = run.batch.split(devices)
+    optimizer, schedule = run.optimizer, run.schedule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults that are set here
         args = TrainingArguments(

@@ -23,7 +23,7 @@ from selattn.training.record import LogLine, TrainingRecord
 from selattn.utils.files import write_json, write_text
 from selattn.utils.journal import append_line, whole_lines
 from selattn.utils.locks import LOCK, Lock
-from selattn.utils.records import read_body
+from selattn.utils.records import check_folder, read_body
 
 CONFIG, LOG, MODEL, RECORD = "run.json", "log.jsonl", "model", "training_record.json"
 
@@ -73,6 +73,7 @@ def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: b
 
     A run that began before a setting existed has the default of it.
     """
+    check_folder(run)
     if not run.exists():
         return Plan()
     if not run.is_dir() or (_contents(run) and not (run / CONFIG).exists()):

@@ -18,7 +18,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from selattn.errors import FULL, CannotWriteError, SelattnError
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
-from selattn.training.arguments import training_arguments
+from selattn.training.arguments import check_schedule, training_arguments
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data
 from selattn.training.display import Display
@@ -97,7 +97,8 @@ def train(
         plan = _by_one(folder, lambda: run_folder.check(folder, whole, defaults, resume, overwrite))
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
-        maker.check_memory(run, args.world_size, args.device)
+        maker.check(run, args.world_size, args.device)
+        check_schedule(run.schedule)  # after what a warm-up that is too long for a first try would hide
         data = data or maker.prepare(run, display.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)

@@ -44,7 +44,10 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
     Returns whether it was filled here; False means that it was there, or that another process has made it meanwhile.
     """
     part, lock = (path.with_name(path.name + end) for end in (".part", LOCK))
-    advice = f"nothing is left of it; free some space, or set {VARIABLE} to a folder on another disk"
+    elsewhere = f"set {VARIABLE} to a folder on another disk"
+    if not path.absolute().is_relative_to(cache_folder().absolute()):
+        elsewhere = "write elsewhere"
+    advice = f"nothing is left of it; free some space, or {elsewhere}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

@@ -35,6 +35,8 @@ def digest(files: Iterable[Path]) -> str:
 
 def first_line(error: Exception) -> str:
     """What an error of another library says, in one line."""
+    if isinstance(error, KeyError):  # which says no more than the name
+        return f"{error} is missing"
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if not lines:
         return type(error).__name__

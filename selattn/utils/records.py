@@ -142,6 +142,13 @@ def check_parents(path: Path) -> None:
         raise SelattnError(f"cannot write {path}: you may not write in {above}")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise if files cannot be written into a folder, which is made if need be."""
+    check_parents(folder)
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise SelattnError(f"cannot write {folder}: you may not write in it")
+
+
 def check_new_folder(folder: Path) -> None:
     """Raise if a folder cannot be made there: it exists already, or what is above it is no folder."""
     check_parents(folder)

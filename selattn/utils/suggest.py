@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word that is most like a mistyped one; None if none is like it."""
     found = difflib.get_close_matches(word, list(known), 1, cutoff)
     return found[0] if found else None
