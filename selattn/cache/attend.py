@@ -41,11 +41,11 @@ def attend(
         layer.settle()
     wanted = wanted.of(rules)
     count = tokens.query.shape[2]
-    if layer.pool is None:
-        layer.allocate(tokens, rules)
-    layer.storage.check_like(tokens, layer.batch)
+    pool = layer.pool if layer.pool is not None else layer.allocate(tokens, rules)
+    if tokens.key.shape[0] != (pool.length if layer.rows is None else layer.rows).shape[0]:
+        raise pool.wrong_batch(tokens, layer.rows)
     plain = not (any(wanted) or rules.dropout_p or layer.record_past)
-    together = layer.storage.position.shape[1] == 1 or rules.selection is None or layer.storage.stands_alone
+    together = rules.selection is None or pool.position.shape[1] == 1 or pool.stands_alone
     if count == 1 and plain and together and layer.entries is None:
         return decode(layer, tokens, rules, backend)
     if any(wanted):
@@ -68,8 +68,9 @@ def decode(layer: SlotLayer, tokens: Tokens, rules: Rules, backend: str | Backen
     """One query for each row: the evicted token is overwritten, and all shapes are fixed."""
     if layer.policy.leaves_early:
         layer.drop_early()
-    used = layer.take_slot(tokens.real)
-    request = StepRequest(tokens, rules, layer.storage, layer.index, layer.length, layer.policy, layer.budget, used)
+    used, pool = layer.take_slot(tokens.real)
+    length = pool.length if layer.index is None else pool.length[layer.index]
+    request = StepRequest(tokens, rules, pool, layer.index, length, layer.policy, layer.budget, used)
     output = dispatch.step(request, backend)
     layer.advance(1, tokens.real)
     return Attention(output)

@@ -56,6 +56,12 @@ class Pool:
     stands_alone: bool = False
     scored: bool = False
 
+    def __post_init__(self) -> None:
+        if not torch.compiler.is_compiling():
+            for name, x in self.tensors().items():
+                if x.numel() and not x[0].is_contiguous():
+                    raise SelattnError(f"the {name} of a row must lie side by side; the rows may lie apart")
+
     @classmethod
     def empty(cls, tokens: Tokens, rules: Rules, per_head: bool, scored: bool, rows: int, slots: int) -> Pool:
         """Empty rows for tokens like these.
@@ -167,13 +173,13 @@ class Pool:
             return x[:, None].expand(-1, masks, -1, -1)
         return x[:, [s * orders // masks for s in range(masks)], None]
 
-    def check_like(self, tokens: Tokens, batch: int) -> None:
-        """Raise unless so many rows can take these tokens."""
-        if tokens.key.shape[0] != batch:
-            raise SelattnError(
-                f"this cache holds a batch of {batch}, not {tokens.key.shape[0]}: begin with a new cache, or name the "
-                "rows with only()"
-            )
+    def wrong_batch(self, tokens: Tokens, rows: Tensor | None) -> SelattnError:
+        """What is raised if the rows in use do not fit the tokens."""
+        batch = self.rows if rows is None else len(rows)
+        return SelattnError(
+            f"this cache holds a batch of {batch}, not {tokens.key.shape[0]}: begin with a new cache, or name the "
+            "rows with only()"
+        )
 
 
 def growth(tokens: int, budget: int | None) -> int:

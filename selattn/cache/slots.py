@@ -61,7 +61,7 @@ class SlotLayer(CacheLayerMixin):
 
     # -- storage ------------------------------------------------------------------------------------------------------
 
-    def allocate(self, tokens: Tokens, rules: Rules) -> None:
+    def allocate(self, tokens: Tokens, rules: Rules) -> Pool:
         """Empty slots for tokens like these."""
         rows = tokens.key.shape[0] if self.reserved is None else self.reserved
         slots = 0 if self.budget is None else min(self.budget, SPARE)
@@ -72,6 +72,7 @@ class SlotLayer(CacheLayerMixin):
         self.filled = 0
         if self.rows is not None:
             self.index = self.rows.to(self.device)
+        return self.pool
 
     @property
     def is_initialized(self) -> bool:  # type: ignore[override]
@@ -167,19 +168,19 @@ class SlotLayer(CacheLayerMixin):
         if self.reserved is None and self.storage.slots > 2 * wanted:
             self.pool = self.storage.resized(wanted)
 
-    def take_slot(self, real: Tensor | None) -> int:
-        """Make room for one more token in each row; how many slots a step then looks at."""
-        eager = not torch.compiler.is_compiling()
-        if self.grows:
+    def take_slot(self, real: Tensor | None) -> tuple[int, Pool]:
+        """Make room for one more token in each row; how many slots a step then looks at, and the storage."""
+        eager, pool = not torch.compiler.is_compiling(), self.storage
+        if self.budget is None or pool.position.shape[-1] < self.budget:
             # Python's number, not a tensor's: a compiled step has it in its guards, and is compiled again to grow.
             self.filled = self._filled_after(real) if eager else self.filled + 1
             self.make_room(self.filled, fixed=not eager)
-        elif not eager:
-            self.filled = self.storage.slots
-        elif self.filled < self.storage.slots:
-            self.filled = max(self.filled, min(self.storage.slots, int(self.seen.max()) + 1))
+            pool = self.storage
+        elif not eager or self.filled < pool.position.shape[-1]:
+            slots = pool.position.shape[-1]
+            self.filled = slots if not eager else max(self.filled, min(slots, int(self.seen.max()) + 1))
         # Until the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
-        return self.filled if eager else self.storage.slots
+        return self.filled if eager else pool.position.shape[-1], pool
 
     def _filled_after(self, real: Tensor | None) -> int:
         """The slots of the fullest row after one more token for each row that `real` [B, 1] says."""
@@ -194,8 +195,7 @@ class SlotLayer(CacheLayerMixin):
 
     def advance(self, count: int, real: Tensor | None) -> None:
         """Every row of the batch has seen `count` more tokens, of which `real` [B, n] are no padding."""
-        more = count if real is None else real.sum(-1)
-        pool = self.storage
+        more, pool = count if real is None else real.sum(-1), self.storage
         if self.rows is None or self.index is None:
             pool.length += more
             pool.seen += count

@@ -37,6 +37,7 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         self.dropout = nn.Dropout(config.hidden_dropout)
         self.layers = nn.ModuleList(SelectiveDecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = make_norm(config)
+        self._selects = config.selects  # every pass asks, and the layers stay as they were made
         self.backend: Backend | None = None  # in force in the place of the config's, which is a name; never saved
         self.post_init()
 
@@ -153,8 +154,8 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
 
     @property
     def selects(self) -> bool:
-        """Whether any layer of the config does."""
-        return self.config.selects
+        """Whether any layer does."""
+        return self._selects
 
     def layer_counts(self) -> tuple[int, int]:
         """The layers that run, and those that there are."""

@@ -46,8 +46,6 @@ def step(request: StepRequest) -> Tensor:
     slots, tokens, rules = request.slots, request.tokens, request.rules
     keys, values, position, f = slots.keys, slots.values, slots.position, slots.f
     form_keys, score = slots.selection_keys, slots.score if request.policy.needs_weights else None
-    for x in (keys, values, position, f, score, form_keys):
-        assert x is None or x.shape[0] == 0 or x[0].is_contiguous()
     query, key, value = (dense_rows(x) for x in (tokens.query, tokens.key, tokens.value))
     real = None if tokens.real is None else tokens.real.contiguous()
     batch, heads, _, size = query.shape
