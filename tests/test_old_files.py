@@ -14,8 +14,6 @@ import torch
 from selattn import Budgets, SelectiveConfig, SelectiveForCausalLM
 from selattn.cli.main import main
 from selattn.models.loading import load
-from selattn.utils.records import read_record
-from selattn.views.seeds import merge_seeds
 
 OLD = Path(__file__).parent / "old"
 
@@ -69,11 +67,3 @@ def test_a_budgets_file(folder, capsys):
 def test_a_figure_of_a_record(figure, name, tmp_path):
     assert main(["plot", figure, str(OLD / name), "--out", str(tmp_path / "figure.svg")]) == 0
     assert (tmp_path / "figure.svg").stat().st_size > 1000
-
-
-def test_records_of_two_seeds(tmp_path):
-    """One of them is as it was, the other has another seed."""
-    record = read_record(OLD / "tradeoff.json")
-    (tmp_path / "other.json").write_text(json.dumps({**record, "seed": 1}))
-    both = merge_seeds([OLD / "tradeoff.json", tmp_path / "other.json"])
-    assert {curve.name for curve in both.curves} == {"H2O", "local"}

@@ -9,15 +9,12 @@ from lab.demo.contest import KINDS
 from lab.demo.story import Pruning, Story
 from selattn.training.folder import LOG, read_log
 from selattn.utils.records import Provenance
+from selattn.utils.tables import Table, byte_size
 from selattn.utils.typed import to_json
 from selattn.views import plot
-from selattn.views.html.blocks import Explorer, Headline, Listing, Paragraph, Picture, Table
-from selattn.views.html.document import Report, Section
-from selattn.views.html.provenance import how_it_was_made
-from selattn.views.html.search import budgets
-from selattn.views.plot.search import path_of_search
-from selattn.views.plot.training import losses_of_log
-from selattn.views.words import size
+from selattn.views.plot.curves import losses_of_log, path_of_search
+from selattn.views.report import Explorer, Headline, Listing, Paragraph, Picture, Report, Section, how_it_was_made
+from selattn.views.reports import budgets
 
 
 def story_report(found: Story, made: Provenance) -> Report:
@@ -84,7 +81,7 @@ def costs(found: Pruning) -> Table:
             [f"right answers of {found.whole.questions:,}", f"{found.whole.right:.1%}", f"{found.small.right:.1%}"]
         )
     sides = (found.whole.decoding, found.small.decoding)
-    rows.append(["bytes of the cache", *(size(side.cache_bytes) for side in sides)])
+    rows.append(["bytes of the cache", *(byte_size(side.cache_bytes) for side in sides)])
     rows.append(["tokens per second", *(f"{side.tokens_per_second:,.0f}" for side in sides)])
     first = sides[0]
     caption = f"Decoded token by token: {first.batch} sequences at a time, up to {first.context:,} tokens"

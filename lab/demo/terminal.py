@@ -3,7 +3,6 @@
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from lab.demo import draw as _draw
@@ -13,8 +12,8 @@ from lab.tasks import VariableAssignment
 from selattn.training.display import Bar, Display, Lines
 from selattn.training.record import LogLine
 from selattn.utils.progress import ProgressLines
+from selattn.utils.tables import Table, byte_size
 from selattn.views.trace import Trace
-from selattn.views.words import size
 
 
 class Training(Bar):
@@ -81,16 +80,13 @@ class Terminal(Show):
             f"{task.values} values (as trained)": ("validation", task.values),
             f"{few} values (never seen)": ("out_of_distribution", few),
         }
-        table = Table("", title="Right answers", title_justify="left", title_style="bold")
-        for kind in KINDS:
-            table.add_column(f"{kind} attention", justify="right")
-        table.add_column("chance", justify="right", style="dim")
-        for label, (name, values) in rows.items():
+        body, styles = [], {}
+        for number, (label, (name, values)) in enumerate(rows.items()):
             right = [found.scores[kind][name].accuracy or 0.0 for kind in KINDS]
-            best = max(right)
-            cells = (Text(f"{share:.1%}", "bold green" if share == best else "") for share in right)
-            table.add_row(label, *cells, f"{1 / values:.0%}")
-        self.console.print(table, "")
+            styles[number, 1 + right.index(max(right))] = "bold green"
+            body.append((label, *(f"{share:.1%}" for share in right), f"{1 / values:.0%}"))
+        head = ("", *(f"{kind} attention" for kind in KINDS), "chance")
+        self.console.print(Table(head, body, "Right answers", styles=styles).rich(), "")
         kept = [share or 0.0 for share in found.scores["selective"]["validation"].kept or ()]  # every layer selects
         self.console.print("[bold]What the selective model needs[/]  of a sequence at most (standard: all)")
         labels = [f"layer {layer}" for layer in range(len(kept))]
@@ -114,17 +110,14 @@ class Terminal(Show):
         """The whole cache beside the small one."""
         self.close()
         sides = (found.whole, found.small)
-        table = Table(
-            "", "whole cache", "small cache", title=f"{found.name}: K = {list(found.best.budgets)} of {found.context}"
-        )
-        table.title_justify, table.title_style = "left", "bold"
-        table.columns[1].justify = table.columns[2].justify = "right"
-        table.add_row("loss, nats per token", *(f"{side.loss:.4f}" for side in sides))
+        rows = [("loss, nats per token", *(f"{side.loss:.4f}" for side in sides))]
         if found.whole.right is not None:
-            table.add_row(f"right answers of {found.whole.questions:,}", *(f"{side.right:.1%}" for side in sides))
-        table.add_row("bytes of the cache", *(size(side.decoding.cache_bytes) for side in sides))
-        table.add_row("tokens per second", *(f"{side.decoding.tokens_per_second:,.0f}" for side in sides))
-        self.console.print(table)
+            right = (f"{side.right:.1%}" for side in sides)
+            rows.append((f"right answers of {found.whole.questions:,}", *right))
+        rows.append(("bytes of the cache", *(byte_size(side.decoding.cache_bytes) for side in sides)))
+        rows.append(("tokens per second", *(f"{side.decoding.tokens_per_second:,.0f}" for side in sides)))
+        title = f"{found.name}: K = {list(found.best.budgets)} of {found.context}"
+        self.console.print(Table(("", "whole cache", "small cache"), rows, title).rich())
         self.console.print(f"[bold]{found.best.factor:.1f} times[/] fewer tokens are kept.")
 
 

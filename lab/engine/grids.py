@@ -16,8 +16,7 @@ from lab.engine.lab import Lab, of_seed
 from lab.engine.verdicts import differences
 from lab.runs.scales import Scale, scale_of
 from selattn.training.config import RunConfig
-from selattn.views.figure import COLORS, MARKERS
-from selattn.views.plot.style import heading, new_figure, styled
+from selattn.views.plot.style import COLORS, MARKERS, heading, new_figure, styled
 
 STANDARD, SELECTIVE = "standard", "selective"
 ALIKE = 0.005  # nats: losses that differ by less are as good as the same

@@ -26,7 +26,7 @@ from selattn.evaluation.parts import Parts, open_parts
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
 from selattn.utils.records import check_output, read_body, write_record
-from selattn.views.figure import write_figure
+from selattn.views.plot.style import write_figure
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
 NOTHING, TASK = "nothing is trained", "sequences of the task"  # where a record says what its models read

@@ -30,16 +30,13 @@ def show(found: Sequence["Outcome"], console: "Console") -> None:
 
 def list_experiments(console: "Console", names: Sequence[str], out: Path) -> None:
     """A table of them: what each is, how long it takes on a laptop, and at which scales there is a record."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from lab.engine.cost import in_words, seconds
     from lab.engine.earlier import earlier_records
     from lab.experiments import EXPERIMENTS, find_experiment
     from lab.runs.scales import find_scale
+    from selattn.utils.tables import Table
 
-    table = Table("name", "in the paper", "what", "scales", "laptop", "recorded", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.columns[0].no_wrap = True
+    rows = []
     before = earlier_records(out.parent)
     for each in [find_experiment(name) for name in names] or EXPERIMENTS.values():
         laptop = find_scale("laptop")
@@ -47,10 +44,10 @@ def list_experiments(console: "Console", names: Sequence[str], out: Path) -> Non
         there = [scale for scale in each.scales if (out / scale / f"{each.name}.json").is_file()]
         there += [Path(str(record.earlier)).name for record in before if record.experiment == each.name]
         scales = "all" if len(each.scales) == 3 else ", ".join(each.scales)
-        table.add_row(
-            each.name, each.paper, each.sentence, scales, "" if time is None else in_words(time), ", ".join(there)
-        )
-    console.print(table)
+        laptops = "" if time is None else in_words(time)
+        rows.append((each.name, each.paper, each.sentence, scales, laptops, ", ".join(there)))
+    head = ("name", "in the paper", "what", "scales", "laptop", "recorded")
+    console.print(Table(head, rows, left=range(1, len(head))).rich())
     console.print("[dim]laptop: about how long its trainings take on 2 cores, with nothing in the store[/]")
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli._text import texts_of
+from selattn.errors import SelattnError
+from selattn.utils.records import check_output
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from selattn.utils.distributed import Team
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
 def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
@@ -19,7 +24,7 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
     from selattn.cli._tables import show_comparison, show_files
     from selattn.evaluation import evaluate
     from selattn.utils.records import provenance
-    from selattn.views.html.evaluation import comparison_report
+    from selattn.views.reports import comparison_report
 
     how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "policy", "limit")}
     found = evaluate(args.models, texts_of(args), **how, **measuring(args, console, team))
@@ -35,19 +40,33 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     from selattn.cli._tables import show_curves, show_files
     from selattn.evaluation import measure_tradeoff
     from selattn.utils.records import provenance
-    from selattn.views.html.evaluation import tradeoff_report
-    from selattn.views.tradeoff import draw_tradeoff, figure_beside
+    from selattn.views import plot
+    from selattn.views.plot.style import write_figure
+    from selattn.views.reports import tradeoff_report
 
     figure = figure_beside(args.record, args.figure)  # before anything is measured
     how = {"baseline": args.baseline, "sizes": args.sizes or (), "extend": args.extend}
     found = measure_tradeoff(args.models, texts_of(args), **how, **measuring(args, console, team))
     if team.leads:
         if figure is not None:
-            draw_tradeoff(figure, found)
+            write_figure(plot.tradeoff(found), figure)
         if args.html is not None:
             tradeoff_report(found, provenance(args.seed)).save(args.html)
         show_files(console, recorded=args.record, drawn=figure, reported=args.html)
         show_curves(found, console)
+
+
+def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
+    """Where a figure goes: where it is wanted, or beside the record; raises if it cannot go there."""
+    path = figure or (None if record is None else record.with_suffix(".png"))
+    if path is None:
+        return None
+    if path.suffix not in FORMATS:
+        raise SelattnError(f"--figure must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {path}")
+    if record is not None and path.absolute() == record.absolute():
+        raise SelattnError(f"the figure would take the place of the record {path}: let the record end with .json")
+    check_output(path)
+    return path
 
 
 def measuring(args: argparse.Namespace, console: Console, team: Team) -> dict[str, Any]:

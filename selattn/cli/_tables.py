@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluation.results import Comparison, Evaluated, Tradeoff
+    from selattn.evaluation.results import Comparison, Tradeoff
 
 
 def show_files(console: Console, **files: Path | None) -> None:
@@ -41,44 +40,16 @@ def show_comparison(found: Comparison, console: Console) -> None:
         table.add_row(one.model, *cells)
     console.print(table)
     if first.tasks:
-        show_tasks(found.models, console)
+        from selattn.views.reports import tasks_table
 
-
-def show_tasks(models: Sequence[Evaluated], console: Console) -> None:
-    """A section for each task, with a line for each model."""
-    from rich.table import Table
-
-    from selattn.views.words import percent
-
-    table = Table(title="multiple choice, % right ± standard error", title_justify="left")
-    table.add_column("task (questions)")
-    table.add_column("model", overflow="fold")
-    for heading in ("accuracy", "normalised"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name in models[0].tasks:
-        table.add_section()
-        for number, one in enumerate(models):
-            task = one.tasks[name]
-            label = "" if number else f"{name} ({task.questions:,})"
-            cells = (percent(task.acc, task.acc_stderr), percent(task.acc_norm, task.acc_norm_stderr))
-            table.add_row(label, one.model, *cells)
-    console.print(table)
+        console.print(tasks_table(found.models).rich())
 
 
 def show_curves(found: Tradeoff, console: Console) -> None:
     """Where each curve reaches the baseline's loss."""
-    from rich.table import Table
-
-    from selattn.views.words import factor
+    from selattn.views.reports import ends_table
 
     for text in found.texts:
-        table = Table("curve", title=text, title_justify="left")
-        for heading in ("largest: loss", "smallest: loss", "memory factor at the baseline's loss"):
-            table.add_column(heading, justify="right")
-        for curve in found.curves:
-            points = sorted(curve.points, key=lambda point: -point.kv_size)
-            ends = [f"{point.kv_size:g}: {point.loss[text]:.4f}" for point in (points[0], points[-1])]
-            table.add_row(curve.name, *ends, factor(curve.at_the_baselines_loss.get(text)))
-        console.print(table)
+        console.print(ends_table(found, text).rich())
         if found.baseline is not None:
             console.print(f"baseline {found.baseline.name}: {found.baseline.loss[text]:.4f}", soft_wrap=True)

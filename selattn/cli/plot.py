@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     """Draw, and say where it is."""
     from selattn.cli._plot import of_a_text, of_many, of_records
     from selattn.utils.suggest import unknown
-    from selattn.views.figure import check_format, write_figure
+    from selattn.views.plot.style import check_format, write_figure
 
     known = [*OF_A_TEXT, *OF_MANY, *OF_RECORDS]
     if args.figure not in known:

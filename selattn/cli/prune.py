@@ -65,7 +65,8 @@ def run(args: argparse.Namespace) -> int:
     from selattn.pruning.display import SearchDisplay
     from selattn.pruning.run import FIGURE, RECORD, default_folder
     from selattn.utils.distributed import Team
-    from selattn.views.search_path import draw_path
+    from selattn.views.plot.curves import path_of_search
+    from selattn.views.plot.style import write_figure
 
     _options.check_files(args, ["record", "html"])
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
@@ -91,7 +92,8 @@ def run(args: argparse.Namespace) -> int:
         display.close()
         team.close()
     if team.leads:
-        draw_path(out / FIGURE, pruned.path, pruned.step, pruned.limit, f"{args.model}, {args.policy}")
+        title = f"{args.model}, {args.policy}"
+        write_figure(path_of_search(pruned.path, pruned.step, pruned.limit, title), out / FIGURE)
         if args.html is not None:
             write_report(out / RECORD, args.html)
         summarize(Console(highlight=False), pruned, until, out)
@@ -102,7 +104,7 @@ def write_report(record: Path, file: Path) -> None:
     """The report of a search, from its record."""
     from selattn.pruning.record import SearchRecord
     from selattn.utils.records import Provenance, read_body
-    from selattn.views.html.search import search_report
+    from selattn.views.reports import search_report
 
     search_report(read_body(record, SearchRecord), read_body(record, Provenance)).save(file)
 

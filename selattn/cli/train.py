@@ -97,7 +97,7 @@ def write_report(finished: "Finished", file: "Path") -> None:
     """The report of a run, from its record and its log."""
     from selattn.training.folder import LOG, MODEL, RECORD, read_log
     from selattn.utils.records import read_record
-    from selattn.views.html.training import training_report
+    from selattn.views.reports import training_report
 
     record = read_record(finished.folder / MODEL / RECORD)
     training_report(record, read_log(finished.folder / LOG), str(finished.folder)).save(file)

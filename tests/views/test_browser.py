@@ -9,18 +9,15 @@ import torch
 
 from benchmarks import explorer as benchmark
 from selattn.cache import Budgets, make_policy
-from selattn.evaluation.results import Comparison
+from selattn.evaluation.results import Comparison, Tradeoff
 from selattn.models.loading import load
 from selattn.pruning.record import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.views.explorer import Page, explore
-from selattn.views.html import Report
-from selattn.views.html.blocks import Explorer
-from selattn.views.html.evaluation import comparison_report, tradeoff_report
-from selattn.views.html.search import search_report
 from selattn.views.packed import unpack_steps
 from selattn.views.reading import given_text
-from selattn.views.seeds import MergedTradeoff
+from selattn.views.report import Explorer, Report
+from selattn.views.reports import comparison_report, search_report, tradeoff_report
 from selattn.views.trace import leaving
 from tests.views.browser import Tab, browser
 from tests.views.test_html import record
@@ -403,7 +400,7 @@ def reports():
     return {
         "prune": search_report(as_body(record("results/prune/memory-seed0.json"), SearchRecord), made),
         "eval": comparison_report(as_body(record("results/tasks.json"), Comparison), made),
-        "curve": tradeoff_report(as_body(record("results/tradeoff.json"), MergedTradeoff), made),
+        "curve": tradeoff_report(as_body(record("results/tradeoff-seed0.json"), Tradeoff), made),
         "inside": Report("a", "b", [Explorer(Page((random_trace(),)), "c", "l=1&p=5")], []),
     }
 

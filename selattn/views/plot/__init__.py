@@ -11,9 +11,8 @@ From other records: tradeoff (`selattn eval --curve`), curves and scaling (train
 prune`).
 """
 
-from selattn.views.plot.losses import curves, scaling, tradeoff
+from selattn.views.plot.curves import curves, scaling, search, tradeoff
 from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability
-from selattn.views.plot.search import search
 from selattn.views.plot.text import tokens, words
 
 __all__ = [

@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 from selattn.errors import SelattnError
 from selattn.views.mean import MeanF
 from selattn.views.packed import Floats
+from selattn.views.plot.curves import attention_kind
 from selattn.views.plot.style import (
     ATTENTION,
     FUTURE,
@@ -32,7 +33,6 @@ from selattn.views.plot.style import (
     token_axes,
 )
 from selattn.views.trace import Trace
-from selattn.views.words import attention_kind
 
 FEW = 40  # tokens that can stand beside their rows and columns
 BAR = 0.75  # inches of a color bar with its numbers
