@@ -12,7 +12,7 @@ import torch
 
 import selattn
 from selattn.training.config import TextData
-from selattn.training.display import make_display
+from selattn.utils.progress import Shown
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
         prune=arguments.until,
         search_rows=8,
         resume=True,
-        display=make_display,
+        progress=Shown(keep=True),
     )
     if found.record is None:
         raise SystemExit("stopped with a checkpoint; the same command goes on")

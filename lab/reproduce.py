@@ -14,7 +14,7 @@ from lab.engine.run import OUT, STORE, reproduce
 from lab.engine.show import list_experiments, run_again, show
 from lab.results import write_results
 from selattn.cli import _options
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.cli.main import INTERRUPTED
 from selattn.errors import SelattnError
 from selattn.utils.distributed import leads
@@ -33,7 +33,7 @@ def _parser() -> Parser:
     parser = Parser(prog="python -m lab", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, see `python -m lab list`")
     parser.add_argument("--all", action="store_true", help="every experiment that can be run at this scale")
-    parser.add_argument("--scale", choices=SCALES, help="smoke (default), laptop or paper")
+    parser.add_argument("--scale", choices=SCALES, default="smoke", help="smoke (default), laptop or paper")
     parser.add_argument(
         "--source", type=_options.name, metavar="TEXT", help="the text (laptop: enwik8-clean; paper: c4)"
     )
@@ -47,7 +47,9 @@ def _parser() -> Parser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of every training; see 'train'"
     )
-    parser.add_argument("--store", type=_options.path, metavar="FOLDER", help="of models (default: runs/reproduce)")
+    parser.add_argument(
+        "--store", type=_options.path, default=STORE, metavar="FOLDER", help="of models (default: runs/reproduce)"
+    )
     parser.add_argument(
         "--adopt",
         type=_options.path,
@@ -56,7 +58,9 @@ def _parser() -> Parser:
         metavar="FOLDER",
         help="take its finished runs first",
     )
-    parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of records (default: results/reproduce)")
+    parser.add_argument(
+        "--out", type=_options.path, default=OUT, metavar="FOLDER", help="of records (default: results/reproduce)"
+    )
     parser.add_argument(
         "--extend", action="store_true", help="take losses of trainings from the records in --out, train the others"
     )
@@ -121,7 +125,6 @@ def carry_out(args: argparse.Namespace) -> int:
     if bool(args.names) == args.all:
         raise SelattnError("give names of experiments, or --all; see 'python -m lab list'")
     console = Console(highlight=False)
-    _options.fill(args, {"scale": "smoke", "store": STORE, "out": OUT})
     found = reproduce(
         ["all"] if args.all else args.names,
         args.scale,

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from lab.runs import find_run
 from selattn.training.config import RunConfig
-from selattn.training.display import Display
 from selattn.training.launch import train
 from selattn.training.record import Score
+from selattn.utils.progress import Progress
 
 KINDS = ("selective", "standard")
 
@@ -38,18 +38,18 @@ def contest_runs(steps: int | None = None) -> dict[str, RunConfig]:
 
 
 def contest(
-    folder: str | Path, steps: int | None = None, display: Callable[[str], Display] = lambda kind: Display()
+    folder: str | Path, steps: int | None = None, progress: Callable[[str], Progress] = lambda kind: Progress()
 ) -> Contest | None:
     """Train both; None if that was interrupted.
 
     Args:
         folder: where the folders of the two runs go.
         steps: train for so many; None for as many as it takes.
-        display: makes what is shown of a training, from the kind of attention.
+        progress: makes what is shown of a training, from the kind of attention.
     """
     scores, folders, begun = {}, {}, time.perf_counter()
     for kind, run in contest_runs(steps).items():
-        finished = train(run, Path(folder) / kind, display=display(kind))
+        finished = train(run, Path(folder) / kind, progress=progress(kind))
         if finished.interrupted:
             return None
         scores[kind], folders[kind] = finished.evaluation, finished.folder

@@ -29,7 +29,7 @@ from selattn.models.generation import continued
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Procedure, Until, prune, search_rows
 from selattn.training.config import RunConfig
-from selattn.training.display import Display
+from selattn.utils.progress import Progress
 from selattn.views.examples import PASSAGE
 from selattn.views.explorer import Page, explore
 from selattn.views.reading import given_text
@@ -71,12 +71,11 @@ class Show:
     def chapter(self, title: str, sentence: str) -> None:
         """A stage begins: what it is, in a sentence for newcomers."""
 
-    def training(self, kind: str) -> Display:
-        """What is shown of the training of a kind of attention."""
-        return Display()
+    progress = Progress()
 
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        """So much of it is done."""
+    def training(self, kind: str) -> Progress:
+        """What is shown of the training of a kind of attention."""
+        return Progress()
 
     def learned(self, found: Contest, task: VariableAssignment) -> None:
         """Both models are trained."""
@@ -195,9 +194,10 @@ def tell_story(folder: str | Path, sizes: Sizes | None = None, show: Show | None
 
     show.chapter("Looking", "A value that was overwritten is of no use: the selective model crosses such tokens out.")
     traces = {}
-    for number, (kind, model) in enumerate(models.items()):
-        show.progress("looking", number, len(models))
+    show.progress.begin(len(models), "looking")
+    for kind, model in models.items():
         traces[kind] = trace(model, given_text("sample", model), name=f"{kind} attention")
+        show.progress.advance()
     show.saw(traces)
 
     show.chapter(
@@ -212,7 +212,7 @@ def tell_story(folder: str | Path, sizes: Sizes | None = None, show: Show | None
     show.pruned(text)
 
     show.chapter("Reporting", "Pictures, tables, settings and versions go into one page that opens in any browser.")
-    show.progress("drawing", 0, None)
+    show.progress.begin(None, "drawing")
     also = [("selective", text.best.budgets)]
     page = explore(sizes.model, PASSAGE, policies=["selective"], budgets=[16, 32], also=also)
     return Story(sizes, runs, found, traces, small, text, page, time.perf_counter() - begun)
@@ -238,22 +238,21 @@ def prune_task(loaded: Loaded, task: VariableAssignment, sizes: Sizes, show: Sho
         make_batches(searched, 128),
         until,
         Procedure(size, step=1, floor=2, lazy=True),
-        progress=lambda step, last, sure: show.progress("searching", step.iteration, last),
+        progress=show.progress,
     )
-    show.progress("searching", path[-1].iteration, path[-1].iteration)
     best = path[number]
     ids = torch.stack([row["input_ids"] for row in others]).to(model.device)
     batches = make_batches(others, 256)
 
     def side(budgets: Budgets | None) -> Side:
-        show.progress("answering", 0, None)
+        show.progress.begin(None, "answering")
         written = cast(Any, model).generate(ids[:, :-1], max_new_tokens=1, do_sample=False, cache_budgets=budgets)
         right = (written[:, -1] == ids[:, -1]).double().mean().item()
         loss = log_perplexity(model, batches, budgets)
         return Side(loss, right, len(others), measure_decoding(model, size, sizes.batch, budgets=budgets))
 
     sides = side(None), side(Budgets(best.budgets))
-    show.progress("answering", 1, 1)
+    show.progress.end()
     return Pruning("the model that learned", size, sizes.samples, path, best, until.limit(path[0].loss), *sides)
 
 
@@ -270,20 +269,19 @@ def prune_text(loaded: Loaded, folder: Path, sizes: Sizes, show: Show) -> Prunin
         floor=4,
         lazy=True,
         batch=4,
-        progress=lambda step, last, sure: show.progress("searching", step.iteration, last),
+        progress=show.progress,
     )
-    show.progress("searching", found.path[-1].iteration, found.path[-1].iteration)
     model, size = loaded.model, loaded.description.context
     ids = loaded.tokenizer.split(PASSAGE)[0][: size - sizes.tokens]
     losses = {"whole": found.reported["unpruned"], "small": found.reported["pruned"]}
 
     def side(name: str, budgets: Budgets | None) -> Side:
-        show.progress("writing", 0, None)
+        show.progress.begin(None, "writing")
         with torch.inference_mode():
             new = list(continued(model, ids, sizes.tokens, model.new_cache(budgets)))
         measured = measure_decoding(model, size, sizes.batch, budgets=budgets)
         return Side(losses[name], None, 2 * sizes.rows, measured, loaded.tokenizer.decode(new))
 
     sides = side("whole", None), side("small", found.budgets)
-    show.progress("writing", 1, 1)
+    show.progress.end()
     return Pruning(loaded.name, size, sizes.rows, found.path, found.step, found.limit, *sides)

@@ -9,55 +9,38 @@ from lab.demo import draw as _draw
 from lab.demo.contest import KINDS, Contest
 from lab.demo.story import Pruning, Show
 from lab.tasks import VariableAssignment
-from selattn.training.display import Bar, Display, Lines
-from selattn.training.record import LogLine
-from selattn.utils.progress import ProgressLines
+from selattn.utils.progress import Progress, Shown
 from selattn.utils.tables import Table, byte_size
 from selattn.views.trace import Trace
 
 
-class Training(Bar):
-    """A bar with the loss; the command says itself that it was interrupted."""
+class Training(Shown):
+    """A bar with the loss; what came of it is shown at the end, and the command says itself what interrupts it."""
 
-    def interrupting(self) -> None:
-        """Leave it to the command to say so."""
-
-    def record(self, record: LogLine) -> None:
-        """Leave the evaluations out: what came of it is shown at the end."""
-        if "evaluation" not in record:
-            super().record(record)
+    def say(self, text: str) -> None:
+        """Leave the evaluations out."""
 
 
-class Evaluations(Lines):
-    """Where there is no terminal for a bar: a line now and then."""
+class Evaluations(Progress):
+    """Where there is no terminal for a bar: a line for each evaluation."""
 
     def __init__(self, console: Console, title: str) -> None:
-        super().__init__(console)
-        self.title = title
+        self.console, self.title = console, title
 
-    def interrupting(self) -> None:
-        """Leave it to the command to say so."""
-
-    def record(self, record: LogLine) -> None:
-        """Leave the training records out."""
-        if "evaluation" in record:
-            right = " and ".join(f"{found['accuracy']:.1%}" for found in record["evaluation"].values())
-            self.console.print(f"{self.title} attention, step {record['step']}: {right} right")
+    def say(self, text: str) -> None:
+        if text.startswith("step "):
+            self.console.print(f"{self.title} attention, {text}", markup=False)
 
 
 class Terminal(Show):
     """Shows a story as it happens."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self._lines, self._number = console, ProgressLines(), 0
+        self.console, self.progress, self._number = console, Shown(), 0
 
     def close(self) -> None:
         """Nothing is done any more."""
-        self._lines.close()
-
-    def progress(self, what: str, done: int, total: int | None) -> None:
-        """One line, which goes when all of it is done."""
-        self._lines(what, done, total)
+        self.progress.end()
 
     def chapter(self, title: str, sentence: str) -> None:
         """The title and the sentence."""
@@ -67,10 +50,11 @@ class Terminal(Show):
         self.console.rule(f"[bold]{self._number}. {title}", align="left")
         self.console.print(sentence, end="\n\n")
 
-    def training(self, kind: str) -> Display:
+    def training(self, kind: str) -> Progress:
         """A bar for each of the two."""
         if self.console.is_terminal:
-            return Training(self.console, f"{kind} attention")
+            self.console.print(f"[bold]{kind} attention[/]")
+            return Training(self.console, keep=True)
         return Evaluations(self.console, kind)
 
     def learned(self, found: Contest, task: VariableAssignment) -> None:

@@ -47,7 +47,7 @@ def list_experiments(console: "Console", names: Sequence[str], out: Path) -> Non
         laptops = "" if time is None else in_words(time)
         rows.append((each.name, each.paper, each.sentence, scales, laptops, ", ".join(there)))
     head = ("name", "in the paper", "what", "scales", "laptop", "recorded")
-    console.print(Table(head, rows, left=range(1, len(head))).rich())
+    console.print(Table(head, rows, left=range(1, len(head)), whole=[0]).rich())
     console.print("[dim]laptop: about how long its trainings take on 2 cores, with nothing in the store[/]")
 
 

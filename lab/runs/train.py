@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lab.runs import GROUPS, find_run
 from selattn.cli import train
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 
 
 def main(argv: Sequence[str]) -> int:

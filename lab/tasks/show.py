@@ -9,7 +9,7 @@ from rich.text import Text
 
 from lab.tasks import TASKS, make_task
 from selattn.cli import _options
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.errors import SelattnError
 
 

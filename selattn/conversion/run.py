@@ -7,7 +7,7 @@ found.record.losses["original"], found.record.losses["after"]
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +26,13 @@ from selattn.models.loading import Loaded, load
 from selattn.models.saved import change_config
 from selattn.models.seam import LanguageModel
 from selattn.pruning import Until, parse_until, prune
-from selattn.pruning.job import Pruned, SearchProgress, silent
+from selattn.pruning.job import Pruned
 from selattn.training import folder as run_folder
 from selattn.training import train
 from selattn.training.config import TextData
-from selattn.training.display import Display
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
+from selattn.utils.progress import Progress
 from selattn.utils.records import read_body, write_record
 
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
@@ -73,8 +73,7 @@ def convert(
     search_rows: int = SEARCH_ROWS,
     resume: bool = False,
     overwrite: bool = False,
-    display: Callable[[str], Display] = lambda title: Display(),
-    searching: SearchProgress = silent,
+    progress: Progress | None = None,
 ) -> Converted:
     """Make a pretrained model selective, train it to forget, and compare; the same call with `resume` goes on.
 
@@ -90,8 +89,7 @@ def convert(
         search_rows: validation rows for that; the losses are those of others.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
-        display: makes what is shown of a training, from its title.
-        searching: is told of each iteration of the search.
+        progress: is told how trainings and search proceed; None shows nothing.
     """
     original, folder = _named(model), Path(out)
     run = _run(original, data, settings)
@@ -113,7 +111,7 @@ def convert(
                     where,
                     resume=resume or not begins,
                     overwrite=overwrite and begins,
-                    display=display(each.name),
+                    progress=progress,
                     maker=Converter(),
                 )
             )
@@ -124,7 +122,7 @@ def convert(
             losses = _losses(run, folder, original, control, batches, team)
             budgeted = None
             if until is not None:
-                pruned = _search(run, folder, until, evicts, search_rows, searching, team)
+                pruned = _search(run, folder, until, evicts, search_rows, progress, team)
                 after = load(folder / run_folder.MODEL).model
                 losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
                 words, step = until.words(), pruned.step
@@ -207,7 +205,7 @@ def _losses(
 
 
 def _search(
-    run: ConversionRun, folder: Path, until: Until, policy: str, rows: int, progress: SearchProgress, team: Team
+    run: ConversionRun, folder: Path, until: Until, policy: str, rows: int, progress: Progress | None, team: Team
 ) -> Pruned:
     """Budgets for the converted model, found by `selattn prune` on other rows than those that are compared on."""
     context = run.data.context

@@ -21,10 +21,10 @@ from selattn.models.config import SelectiveConfig
 from selattn.training.config import RunConfig
 from selattn.training.course import Course, check_course
 from selattn.training.datasets import Data, prepare
-from selattn.training.display import Display
 from selattn.training.maker import Made
 from selattn.training.memory import Sizes, check_memory
 from selattn.training.trainer import SelectiveTrainer
+from selattn.utils.progress import Progress
 
 
 class ConversionTrainer(SelectiveTrainer):
@@ -38,13 +38,15 @@ class ConversionTrainer(SelectiveTrainer):
         model: Any,
         data: Data,
         args: TrainingArguments,
-        display: Display,
+        progress: Progress,
         course: Course,
         start: int = 0,
         *,
         teacher: Any,
     ) -> None:
-        super().__init__(run, model, data, args, display, course, start, None if teacher is None else run.conversion.kl)
+        super().__init__(
+            run, model, data, args, progress, course, start, None if teacher is None else run.conversion.kl
+        )
         self.teacher: Any = None if teacher is None else teacher.to(self.args.device)
 
     def add_loss(self, loss: Tensor, outputs: Any, inputs: dict[str, Any], items: Tensor | int | None) -> Tensor:

@@ -31,7 +31,7 @@ from selattn.models.seam import LanguageModel
 from selattn.models.summary import parameters_by_part
 from selattn.utils.distributed import Team
 from selattn.utils.inputs import digest
-from selattn.utils.progress import Progress, counting, nothing
+from selattn.utils.progress import Progress
 
 Model = str | Path | Subject | Loaded | LanguageModel
 Models = Model | Sequence[Model]
@@ -103,7 +103,7 @@ def evaluate(
     batch: int = 8,
     seed: int = 0,
     record: str | Path | None = None,
-    progress: Progress = nothing,
+    progress: Progress | None = None,
     team: Team | None = None,
 ) -> Comparison:
     """Measure models side by side; returns what was found, and writes it if there is a place for it.
@@ -124,16 +124,17 @@ def evaluate(
         batch: rows at a time.
         seed: of tokens that are decoded, and of lm-eval.
         record: where the record goes; meanwhile the parts that are done lie beside it.
-        progress: is told what is measured, and how much of it is done.
+        progress: is told what is measured, and how much of it is done; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
+    progress = progress or Progress()
     request = Request(named_texts(data), find_tasks(tasks, data_dir), speed, rows, skip, limit, context, batch, seed)
     listed: Sequence[Model] = models if isinstance(models, list | tuple) else [models]  # type: ignore[list-item]
     subjects = [Subject.of(each, policy) for each in listed]
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
-        plans = [make_plan(subject, request, team.leads and progress is not nothing) for subject in subjects]
+        plans = [make_plan(subject, request, team.leads and progress.shows) for subject in subjects]
         path = None if record is None else Path(record)
         keys = [key for plan in plans for key in plan.keys]
         parts = stack.enter_context(kept_parts(path, keys, team, progress))
@@ -205,8 +206,9 @@ def _text(plan: Plan, request: Request, name: str, team: Team, progress: Progres
     subject, (rows, _) = plan.subject, plan.texts[name]
     chosen = rows.take(request.rows, skipped(request.skip))
     batches = make_batches(chosen, request.batch)
-    tick = counting(progress, f"{subject.name}: {name}", sum(len(batch.input_ids) for batch in team.share(batches)))
-    loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, tick)
+    progress.begin(sum(len(batch.input_ids) for batch in team.share(batches)), f"{subject.name}: {name}")
+    loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, progress.advance)
+    progress.end()
     perplexity = math.exp(loss) if loss < 700 else math.inf
     return TextResult(loss, perplexity, len(chosen), sum(batch.tokens for batch in batches))
 
@@ -218,7 +220,7 @@ def _scorer(subject: Subject, batch: int) -> Any:
 def _task(scorer: Callable[[], Any], plan: Plan, request: Request, name: str, progress: Progress) -> TaskResult:
     """One task; lm-eval has a bar of its own."""
     asked = scorer()  # first: a model that cannot be read is one line
-    progress(f"{plan.subject.name}: {name}", 0, None)
+    progress.say(f"{plan.subject.name}: {name}")
     return run_task(asked, name, request.tasks[name], request.limit, request.seed)
 
 

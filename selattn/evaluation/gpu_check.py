@@ -13,7 +13,7 @@ import torch
 
 from selattn.errors import SelattnError
 from selattn.ops.backends.triton import Triton, battery, selfcheck, support
-from selattn.utils.progress import Progress, nothing
+from selattn.utils.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,21 @@ class GpuCheck:
     examples: tuple[Example, ...]
 
 
-def check_gpu(*, progress: Progress = nothing) -> GpuCheck:
+def check_gpu(*, progress: Progress | None = None) -> GpuCheck:
     """Run every example on the CUDA device; with TRITON_INTERPRET=1 small ones on the CPU."""
     if reason := support.unavailable():
         raise SelattnError(f"the GPU kernels cannot be checked: {reason}")
     device = torch.device("cpu" if support.interpreted() else "cuda")
     plan, backend, found = battery.whole(device), Triton(), []
-    for done, (name, size) in enumerate(plan):
-        progress(f"{name}, {str(size.dtype).removeprefix('torch.')}", done, len(plan))
+    progress = progress or Progress()
+    progress.begin(len(plan), "examples")
+    for name, size in plan:
         began = time.perf_counter()
         outcome = battery.run(name, size, backend)
         seconds = time.perf_counter() - began
         found.append(Example(name, outcome.dtype, size.size, size.n, tuple(outcome.wrong), seconds))
-    progress("done", len(plan), len(plan))
+        progress.advance()
+    progress.end()
     identity = selfcheck.identity(device)
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     failed = sum(bool(example.wrong) for example in found)

@@ -26,7 +26,6 @@ from selattn.utils.records import machine, versions, write_record
 from selattn.utils.typed import KindError, MissingError, from_json, to_json
 
 Key = dict[str, Any]
-KNOWN = "parts were measured before"  # what `progress` is told of those that are there
 _SECONDS = 0.5  # between two looks whether another evaluation has ended
 _T = TypeVar("_T")
 
@@ -92,7 +91,7 @@ def kept_parts(record: Path | None, keys: Sequence[Key], team: Team, progress: P
     with open_parts(record, team) as parts:
         known = parts.known(keys)
         if known:
-            progress(KNOWN, known, len(keys))
+            progress.say(f"{known} of {len(keys)} parts were measured before")
         yield parts
 
 

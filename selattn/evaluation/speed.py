@@ -19,7 +19,7 @@ from selattn.errors import SelattnError
 from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
 from selattn.utils.memory import available_memory
-from selattn.utils.progress import Progress, nothing
+from selattn.utils.progress import Progress
 from selattn.utils.timing import medians
 
 RIVAL = "flash"  # PyTorch's scaled_dot_product_attention(is_causal=True)
@@ -94,7 +94,7 @@ def bench(
     forgets: bool = True,
     repeats: int = 5,
     seed: int = 0,
-    progress: Progress = nothing,
+    progress: Progress | None = None,
 ) -> Bench:
     """Check every backend against the reference, and time those that are right.
 
@@ -104,22 +104,23 @@ def bench(
         forgets: random inputs; else such that nothing is ever selected.
         repeats: rounds in which each backend runs once; the median counts.
         seed: of the inputs.
-        progress: is told what is done.
+        progress: is told what is done; None shows nothing.
     """
     shape = shape or Shape()
     check_memory(lengths, shape, REFERENCE_LIMIT)
     names = [name for name, missing in backends().items() if missing is None]
-    steps = len(names) + len(lengths)
-    for done, name in enumerate(names):
-        progress("checking", done, steps)
+    progress = progress or Progress()
+    progress.begin(len(names) + len(lengths), "backends and lengths")
+    for name in names:
         check(name, inputs(CHECK_LENGTH, shape, forgets, seed))
+        progress.advance()
     rows: list[Timing] = []
-    for done, n in enumerate(lengths, len(names)):
-        progress(f"N = {n:,}", done, steps)
+    for n in lengths:
         tensors = inputs(n, shape, forgets, seed)
         some = [name for name in names if name != "reference" or n <= REFERENCE_LIMIT]
         rows += measure(tensors, some, repeats)
-    progress("done", steps, steps)
+        progress.advance()
+    progress.end()
     known = ShapeRecord(shape.batch, shape.heads, shape.dim, str(shape.dtype).removeprefix("torch."))
     return Bench(known, forgets, native.target(), tuple(rows))
 

@@ -24,7 +24,7 @@ from selattn.evaluation.subjects import check_context
 from selattn.evaluation.text import Data, Text, named_texts, text_key
 from selattn.models.loading import Loaded
 from selattn.utils.distributed import Team
-from selattn.utils.progress import Progress, counting, nothing
+from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, as_body, read_record
 
 
@@ -78,7 +78,7 @@ def measure_tradeoff(
     batch: int = 8,
     seed: int = 0,
     record: str | Path | None = None,
-    progress: Progress = nothing,
+    progress: Progress | None = None,
     team: Team | None = None,
 ) -> Tradeoff:
     """Measure every curve on the same rows, and read off where it reaches the baseline's loss.
@@ -96,9 +96,10 @@ def measure_tradeoff(
         batch: rows at a time.
         seed: for the record.
         record: where the record goes; meanwhile the points that are done lie beside it.
-        progress: is told how many rows are done.
+        progress: is told how many rows are done; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
+    progress = progress or Progress()
     parsed = [Curve.parse(each) if isinstance(each, str) else each for each in curves]
     base = Curve.parse(baseline) if isinstance(baseline, str) else baseline
     before = None if extend is None else read_curves(Path(extend), parsed, base)
@@ -106,7 +107,7 @@ def measure_tradeoff(
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
         plan = make_plan(
-            parsed, base, named_texts(data), sizes, rows, skip, context, batch, team.leads and progress is not nothing
+            parsed, base, named_texts(data), sizes, rows, skip, context, batch, team.leads and progress.shows
         )
         texts = {name: _size(batches) for name, batches in plan.texts.items()}
         frame = Tradeoff(plan.context, texts, skip_name(skip), None, ())
@@ -115,8 +116,9 @@ def measure_tradeoff(
         path = None if record is None else Path(record)
         parts = stack.enter_context(kept_parts(path, plan.keys, team, progress))
         shared = sum(len(batch.input_ids) for batches in plan.texts.values() for batch in team.share(batches))
-        tick = counting(progress, "measuring", shared * (len(plan.keys) - parts.known(plan.keys)))
-        measured = [(line.curve, _measure(line, plan, team, parts, tick)) for line in plan.lines]
+        progress.begin(shared * (len(plan.keys) - parts.known(plan.keys)), "measuring")
+        measured = [(line.curve, _measure(line, plan, team, parts, progress.advance)) for line in plan.lines]
+        progress.end()
         found = _collect(frame, measured, base is not None, before)
         if path is not None and team.leads:
             write_whole(path, found, seed)

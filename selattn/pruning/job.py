@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,12 +25,13 @@ from selattn.pruning.search import Procedure, first_step, steps
 from selattn.pruning.until import Until
 from selattn.pruning.whole import make_trials
 from selattn.utils.distributed import Team
+from selattn.utils.progress import Progress
 
-SearchProgress = Callable[[Step, int, bool], None]  # an iteration, the last one possible, whether it ends there
 
-
-def silent(step: Step, last: int, sure: bool) -> None:
-    """Show nothing of a search."""
+def shown(step: Step) -> str:
+    """The factor, the loss, and the budgets if they are few."""
+    budgets = f"  K {' '.join(map(str, step.budgets))}" if len(step.budgets) <= 12 else ""
+    return f"{step.factor:.2f}x less  loss {step.loss:.4f}{budgets}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Pruned:
         return Budgets(self.step.budgets)
 
 
-def carry_out(job: Job, team: Team, progress: SearchProgress = silent) -> Pruned:
+def carry_out(job: Job, team: Team, progress: Progress) -> Pruned:
     """Search, or go on searching, and write the budgets."""
     loaded, context = load(job.model), job.procedure.context
     check_context(loaded.name, loaded.description, context)
@@ -134,7 +135,7 @@ def _search(
     settings: SearchSettings,
     until: Until,
     team: Team,
-    progress: SearchProgress,
+    progress: Progress,
 ) -> list[Step]:
     """The path as far as the threshold; each iteration is on the disk before the next one begins."""
     layers, context = model.description.layers, job.procedure.context
@@ -150,13 +151,15 @@ def _search(
     if not past and team.leads:
         begin(job.out, settings, path[0])
     last, sure = _last(job, layers)
+    progress.begin(last, "iteration", len(path) - 1, sure=sure)
     for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
         path.append(step)
         if team.leads:
             append(job.out, step)
-        progress(step, last, sure)
+        progress.advance(1, shown(step))
         if chosen([path[0], step], until, context)[1]:
             break
+    progress.end()
     return path
 
 

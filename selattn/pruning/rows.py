@@ -11,12 +11,13 @@ from selattn.cache import Policy
 from selattn.evaluation.batches import Batch
 from selattn.evaluation.searches import Step
 from selattn.models.seam import LanguageModel
-from selattn.pruning.job import SearchProgress, silent
+from selattn.pruning.job import shown
 from selattn.pruning.path import chosen
 from selattn.pruning.search import Procedure, first_step, steps
 from selattn.pruning.until import Until
 from selattn.pruning.whole import make_trials
 from selattn.utils.distributed import Team
+from selattn.utils.progress import Progress
 
 
 def search_rows(
@@ -26,7 +27,7 @@ def search_rows(
     procedure: Procedure,
     *,
     policy: str | Policy = "selective",
-    progress: SearchProgress = silent,
+    progress: Progress | None = None,
 ) -> tuple[int, list[Step]]:
     """The number of the iteration whose budgets meet the threshold last, and the path up to there and one further.
 
@@ -36,16 +37,19 @@ def search_rows(
         until: where the search stops; the loss of a baseline has to be given as `loss`.
         procedure: how it proceeds.
         policy: who leaves when a layer is full.
-        progress: is told of each iteration.
+        progress: is told how it proceeds; None shows nothing.
     """
     layers = model.description.layers
     until.check_size(layers, procedure.context, procedure.smallest)
     trials = make_trials(model, batches, (procedure.context,) * layers, policy, Team())
     path = [first_step(trials)]
     until.check_loss(path[0].loss)
+    progress = progress or Progress()
+    progress.begin(procedure.iterations(layers), "iteration", sure=False)
     for step in steps(trials, procedure, past=tuple(path)):
         path.append(step)
-        progress(step, procedure.iterations(layers), False)
+        progress.advance(1, shown(step))
         if chosen([path[0], step], until, procedure.context)[1]:
             break
+    progress.end()
     return chosen(path, until, procedure.context)[0], path

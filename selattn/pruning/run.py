@@ -18,12 +18,13 @@ from selattn.evaluation.subjects import BUDGETS
 from selattn.evaluation.text import Text
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
-from selattn.pruning.job import Job, Pruned, SearchProgress, carry_out, silent
+from selattn.pruning.job import Job, Pruned, carry_out
 from selattn.pruning.record import Counts, SearchRecord
 from selattn.pruning.search import STEP, Procedure
 from selattn.pruning.until import Until, parse_until
 from selattn.utils.distributed import Team
 from selattn.utils.folders import make_folder
+from selattn.utils.progress import Progress
 from selattn.utils.records import check_new_folder, check_output, write_record
 
 RECORD, FIGURE = "record.json", "path.png"
@@ -46,7 +47,7 @@ def prune(
     batch: int = 8,
     record: str | Path | None = None,
     save_model: str | Path | None = None,
-    progress: SearchProgress = silent,
+    progress: Progress | None = None,
     team: Team | None = None,
 ) -> Pruned:
     """Search for budgets on some rows of a text, and report on others; the same call goes on if it was interrupted.
@@ -67,7 +68,7 @@ def prune(
         batch: rows at a time.
         record: where the record goes, too.
         save_model: a folder for a copy of the model with the budgets in its config.
-        progress: is told of each iteration, the last one possible, and whether the search ends there.
+        progress: is told of each iteration; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
     loaded = load(model)
@@ -91,7 +92,7 @@ def prune(
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
-        found = carry_out(job, team, progress)
+        found = carry_out(job, team, progress or Progress())
         if team.leads:
             whole = record_of(job, found, loaded, team.size)
             for path in filter(None, (job.out / RECORD, also)):

@@ -21,7 +21,6 @@ from selattn.training import folder as run_folder
 from selattn.training.arguments import training_arguments
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data
-from selattn.training.display import Display
 from selattn.training.maker import Made, Maker
 from selattn.training.overrides import override
 from selattn.training.presets import find_run
@@ -31,10 +30,12 @@ from selattn.utils.distributed import Team
 from selattn.utils.files import writing
 from selattn.utils.folders import make_folder
 from selattn.utils.memory import keep_freed_memory
+from selattn.utils.progress import Progress
 from selattn.utils.records import command_line, write_record
 from selattn.utils.typed import from_json
 
 _T = TypeVar("_T")
+_FROM_THE_START = "no whole checkpoint yet: beginning at step 0"
 _FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
 
 
@@ -68,7 +69,7 @@ def train(
     resume: bool = False,
     overwrite: bool = False,
     data: Data | None = None,
-    display: Display | None = None,
+    progress: Progress | None = None,
     maker: Maker | None = None,
 ) -> Finished:
     """Carry out a run in `folder`.
@@ -80,7 +81,7 @@ def train(
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
         data: the rows, if they are not to be prepared from the run's settings.
-        display: what is shown; None shows nothing.
+        progress: is told how it proceeds; None shows nothing.
         maker: how data and model come about, and what trains them; None is the run's own.
     """
     run = override(find_run(run) if isinstance(run, str) else run, settings)
@@ -89,7 +90,7 @@ def train(
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     args = training_arguments(run, folder)
-    display = display if display is not None and args.process_index == 0 else Display()
+    progress = progress if progress is not None and args.process_index == 0 else Progress()
     whole = run.to_dict()
     defaults = type(run)(run.name, run.data).to_dict()
     with contextlib.closing(run_folder.Claim(folder)) as claim:
@@ -98,14 +99,17 @@ def train(
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
         maker.check_memory(run, args.world_size, args.device)
-        data = data or maker.prepare(run, display.shows)
+        data = data or maker.prepare(run, progress.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)
         _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
         if plan.goes_on:
-            left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
-            display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
-        return _carry_out(run, made, data, args, display, plan.choice.step)
+            for path, wrong in plan.choice.left_out:
+                progress.say(f"{path.name}: {wrong}; it is left out")
+            step = plan.choice.step
+            at = f"going on from step {step:,} of {run.schedule.steps:,}" if step else _FROM_THE_START
+            progress.say(at)
+        return _carry_out(run, made, data, args, progress, plan.choice.step)
 
 
 def _carry_out(
@@ -113,12 +117,12 @@ def _carry_out(
     made: Made,
     data: Data,
     args: TrainingArguments,
-    display: Display,
+    progress: Progress,
     start: int | None,
 ) -> Finished:
     """The steps that are left, in a folder that is ready and ours."""
     folder = Path(str(args.output_dir))
-    trainer = made.trainer(run, made.model, data, args, display, made.course, start or 0)
+    trainer = made.trainer(run, made.model, data, args, progress, made.course, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
     if args.device.type == "cpu":
@@ -131,7 +135,7 @@ def _carry_out(
                 at = None if start is None else str(checkpoints.checkpoint_path(folder, start))
                 trainer.train(resume_from_checkpoint=at)
         finally:
-            display.end()
+            progress.end()
         step = trainer.state.global_step or start or 0
         if trainer.interrupted and not trainer.stopped and step < run.schedule.steps:
             return Finished(folder, step, True, None)

@@ -25,11 +25,12 @@ from selattn.training import checkpoints, folder
 from selattn.training.config import RunConfig
 from selattn.training.course import Course
 from selattn.training.datasets import Data, Rows
-from selattn.training.display import Display
+from selattn.training.display import tell
 from selattn.training.meter import Meter, fractions, kept_of, predicted, real_tokens
 from selattn.training.record import LogLine, Score
 from selattn.training.sampling import Share, StepBatches
 from selattn.utils.files import to_disk
+from selattn.utils.progress import Progress
 from selattn.utils.typed import from_json, to_json
 
 _AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
@@ -43,7 +44,7 @@ class SelectiveTrainer(Trainer):
         model: to be trained.
         data: its rows.
         args: the Trainer's own settings, made from the run.
-        display: what the user sees.
+        progress: is told how it proceeds.
         course: what changes on the way.
         start: the step to begin at; that of the checkpoint which `train` is given, if any.
         kl: the share of the KL divergence in the loss, where `add_loss` adds one.
@@ -55,12 +56,12 @@ class SelectiveTrainer(Trainer):
         model: Any,
         data: Data,
         args: TrainingArguments,
-        display: Display,
+        progress: Progress,
         course: Course,
         start: int = 0,
         kl: float | None = None,
     ) -> None:
-        self.run, self.data, self.display, self.start = run, data, display, start
+        self.run, self.data, self.display, self.start = run, data, progress, start
         self.folder = Path(args.output_dir or ".")
         callbacks: list[TrainerCallback] = [_Keeper(self)]
         sets: Any = dict(data.validation)
@@ -162,7 +163,7 @@ class SelectiveTrainer(Trainer):
         """To the log, to TensorBoard, and to the user."""
         if self.is_world_process_zero():
             folder.append_log(self.folder / folder.LOG, record)
-            self.display.record(record)
+            tell(self.display, record)
         super().log(scalars)
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -287,14 +288,15 @@ class _Keeper(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.trainer.display.begin(state.global_step, state.max_steps)
+        trainer = self.trainer
+        trainer.display.begin(state.max_steps, "step", state.global_step, heading=trainer.run.name, every=0.0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self.trainer
         state.epoch = state.global_step / state.max_steps  # the Trainer counts from where it was resumed
-        trainer.display.step(state.global_step)
+        trainer.display.advance()
         if self._shall_stop(state.global_step):
-            trainer.display.interrupting()
+            trainer.display.say("stopping, with a checkpoint")
             control.should_save = control.should_training_stop = True
 
     def _shall_stop(self, step: int) -> bool:

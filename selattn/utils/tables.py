@@ -23,6 +23,7 @@ class Table:
         rows: as many texts in each as there are columns.
         title: above it.
         notes: below it, in Markdown and LaTeX.
+        whole: columns that are never broken, in a terminal; those of numbers never are.
         strong: rows that stand out, counted from 0.
         left: columns beside the first whose texts begin at the left; the others are aligned like numbers.
         sections: rows with a line above them, in a terminal.
@@ -34,12 +35,13 @@ class Table:
     title: str = ""
     notes: Sequence[str] = ()
     strong: Sequence[int] = ()
+    whole: Sequence[int] = ()
     left: Sequence[int] = ()
     sections: Sequence[int] = ()
     styles: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def rich(self) -> RichTable:
-        """For `rich.print`; numbers are never cut, texts are folded."""
+        """For `rich.print`."""
         from rich.box import SIMPLE_HEAD
         from rich.table import Table as RichTable
         from rich.text import Text
@@ -54,9 +56,10 @@ class Table:
         )
         for column in range(len(self.head) or max(map(len, self.rows), default=0)):
             name = self.head[column] if self.head else ""
-            text = column in (0, *self.left)
-            how: dict[str, Any] = {"overflow": "fold"} if text else {"justify": "right", "no_wrap": True}
-            table.add_column(Text(name), **how)
+            cells = [row[column] for row in self.rows if len(row) > column]
+            whole = column in self.whole or (column not in (0, *self.left) and not any(" " in cell for cell in cells))
+            justify: Any = "left" if column in (0, *self.left) else "right"
+            table.add_column(Text(name), justify=justify, overflow="fold", no_wrap=whole)
         for number, row in enumerate(self.rows):
             if number in self.sections:
                 table.add_section()

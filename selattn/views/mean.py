@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from selattn.models.loading import TRAINING, load
 from selattn.models.seam import WatchedModel
 from selattn.training.config import current_names
 from selattn.training.identity import deciding_settings
+from selattn.utils.progress import Progress
 from selattn.utils.records import read_record, write_record
 from selattn.utils.typed import flat
 from selattn.views.packed import Floats, pack_rising, unpack
@@ -96,7 +97,7 @@ def mean_f(
     *,
     limit: int | None = None,
     step: float = STEP,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Progress | None = None,
 ) -> MeanF:
     """The mean of F over so many documents of a text that are at least as long as the context.
 
@@ -106,7 +107,7 @@ def mean_f(
         rows: how many; an error if there are fewer.
         limit: tokens of a row, the model's context size by default.
         step: the mean is rounded to multiples of this.
-        progress: is told of every row.
+        progress: is told of every row; None shows nothing.
     """
     loaded = load(model)
     size = min(limit or loaded.description.context, loaded.description.context)
@@ -135,11 +136,13 @@ def _run_of(folder: Path) -> dict[str, Any] | None:
 
 def average(
     model: WatchedModel,
-    rows: Iterable[Tensor],
+    rows: Sequence[Tensor],
     step: float = STEP,
-    progress: Callable[[int], None] = lambda rows: None,
+    progress: Progress | None = None,
 ) -> list[dict[str, Any] | None]:
     """The mean of F of each layer over rows [N] of token ids, packed."""
+    progress = progress or Progress()
+    progress.begin(len(rows), "F of texts")
     sums: list[Any] = [None] * model.description.layers
     count = 0
     with torch.no_grad():
@@ -149,5 +152,6 @@ def average(
                 if F is not None:
                     sums[number] = F.astype(np.float64) if sums[number] is None else sums[number] + F
             count += 1
-            progress(1)
+            progress.advance()
+    progress.end()
     return [None if total is None else pack_rising(total / count, step) for total in sums]

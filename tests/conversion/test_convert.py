@@ -61,9 +61,9 @@ def test_the_log_has_the_losses_that_matter(world):
 
 def test_a_checkpoint_on_the_way_has_the_strength_of_its_step(world, tmp_path):
     """It is a model, too."""
-    from tests.conversion.test_resume import Interrupt
+    from tests.interrupted import Interrupt
 
-    go(world, tmp_path / "run", display=lambda title: Interrupt(3))
+    go(world, tmp_path / "run", progress=Interrupt(3))
     checkpoint = next((tmp_path / "run").glob("checkpoint-*"))
     step = int(checkpoint.name.rpartition("-")[2])
     assert load(checkpoint).model.settings.strength == step / 4
