@@ -11,6 +11,7 @@ import argparse
 import torch
 
 import selattn
+from selattn.pruning import parse_until
 from selattn.training.config import TextData
 from selattn.utils.progress import Shown
 
@@ -32,8 +33,8 @@ def main() -> None:
         arguments.model,
         TextData(source=arguments.text, validation=arguments.held_out, context=arguments.context),
         arguments.out,
-        settings=[f"schedule.steps={arguments.steps}"],
-        prune=arguments.until,
+        settings={"schedule.steps": arguments.steps},
+        prune="original" if arguments.until == "original" else parse_until([arguments.until]),
         search_rows=8,
         resume=True,
         progress=Shown(keep=True),

@@ -36,8 +36,7 @@ from numpy.typing import NDArray
 
 from selattn.data.files import find_files, read_file, read_objects
 from selattn.errors import SelattnError
-from selattn.utils.files import write_json
-from selattn.utils.folders import folders_for
+from selattn.utils.files import folders_for, write_json
 
 HELD_OUT = ("test", "validation", "search")
 LEAST, SHARE, MOST = 200_000, 0.015, 0.08  # characters of a held-out part, and shares of its source

@@ -21,7 +21,7 @@ from selattn.training import folder
 from selattn.training.config import TextData
 from selattn.training.launch import train
 from selattn.training.overrides import override
-from selattn.utils.folders import make_folder
+from selattn.utils.files import make_folder
 from selattn.utils.progress import Progress, Shown
 from selattn.utils.suggest import advice
 

@@ -30,7 +30,7 @@ def test_rooms_above_the_models_name_no_class_of_them():
     assert {"SelectiveConfig", "SelectiveForCausalLM", "SelectiveModel"} <= set(names)
     named = re.compile(rf"\b({'|'.join(names)}|SelectivePreTrainedModel|from_pretrained)\b")
     files = [file for room in rooms for file in (ROOT / "selattn" / room).rglob("*.py")]
-    assert len(files) > 50
+    assert len(files) > 30
     found = [f"{file.relative_to(ROOT)}: {match[0]}" for file in files if (match := named.search(file.read_text()))]
     assert found == []
 

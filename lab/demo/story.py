@@ -20,14 +20,13 @@ import torch
 from lab.demo.contest import Contest, contest, contest_runs
 from lab.tasks import VariableAssignment
 from selattn.cache import Budgets
-from selattn.evaluation.batches import make_batches
-from selattn.evaluation.decoding import Decoding, measure_decoding
-from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.searches import Step
+from selattn.evaluation.losses import log_perplexity, make_batches
+from selattn.evaluation.speed import Decoding, measure_decoding
 from selattn.evaluation.text import Text
 from selattn.models.generation import continued
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Procedure, Until, prune, search_rows
+from selattn.pruning.folder import Step
 from selattn.training.config import RunConfig
 from selattn.utils.progress import Progress
 from selattn.views.examples import PASSAGE

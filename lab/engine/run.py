@@ -22,9 +22,9 @@ from lab.experiments import EXPERIMENTS, find_experiment
 from lab.runs.scales import Scale, find_scale
 from lab.tasks import Task
 from selattn.errors import SelattnError
-from selattn.evaluation.parts import Parts, open_parts
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
+from selattn.utils.journal import Parts, open_parts
 from selattn.utils.records import check_output, read_body, write_record
 from selattn.views.plot.style import write_figure
 

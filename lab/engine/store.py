@@ -23,9 +23,7 @@ from selattn.training.folder import CONFIG, LOG, MODEL, RECORD
 from selattn.training.identity import training_key
 from selattn.training.launch import train
 from selattn.training.record import LogLine, Score, TrainingRecord
-from selattn.utils.files import write_json
-from selattn.utils.folders import folders_for, make_folder
-from selattn.utils.locks import LOCK, locked
+from selattn.utils.files import LOCK, folders_for, locked, make_folder, write_json
 from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, provenance, read_body, read_record
 from selattn.utils.typed import to_json

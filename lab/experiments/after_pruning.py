@@ -12,9 +12,9 @@ from lab.engine.pruned import loss_with, search
 from lab.engine.trio import with_seeds
 from lab.engine.verdicts import differences
 from lab.runs.scales import Scale
-from selattn.evaluation.curve import nearest
-from selattn.evaluation.searches import read_path
+from selattn.evaluation.tradeoff import nearest
 from selattn.models.loading import load
+from selattn.pruning.folder import read_path
 from selattn.training.config import RunConfig
 
 SHRUNK = 64  # the context over the mean budget, where that is possible

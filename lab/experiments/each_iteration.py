@@ -11,9 +11,9 @@ from lab.engine.trio import with_seeds
 from lab.engine.verdicts import differences
 from lab.experiments.after_pruning import SHRUNK, more
 from lab.runs.scales import Scale
-from selattn.evaluation.curve import nearest
-from selattn.evaluation.searches import read_path
+from selattn.evaluation.tradeoff import nearest
 from selattn.models.loading import load
+from selattn.pruning.folder import read_path
 
 ROUNDS = 3
 

@@ -14,9 +14,9 @@ from lab.engine.trio import KINDS, TITLES, WHO, trio
 from lab.engine.verdicts import differences
 from lab.runs.scales import Scale
 from selattn.errors import SelattnError
-from selattn.evaluation.curve import nearest
-from selattn.evaluation.searches import read_path
+from selattn.evaluation.tradeoff import nearest
 from selattn.models.loading import Loaded, load
+from selattn.pruning.folder import read_path
 
 _READS = 0.1  # nats a token: what a sentence must be worth before anybody speaks of reading it
 _WORTH, _COPIED = "nats a token that the sentence is worth", "names copied"  # columns

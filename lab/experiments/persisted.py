@@ -14,7 +14,7 @@ from lab.engine.pictures import lower, mean_over_texts, rank_correlation, stored
 from lab.engine.pruned import at_limit, search
 from lab.engine.trio import trio
 from lab.runs.scales import Scale
-from selattn.evaluation.searches import read_path
+from selattn.pruning.folder import read_path
 from selattn.views.examples import PAPER
 from selattn.views.plot import kept
 from selattn.views.trace import Trace

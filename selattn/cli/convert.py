@@ -78,31 +78,34 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.conversion import convert
+    from selattn.conversion import conversion_run, convert
     from selattn.conversion.config import CONTEXT
+    from selattn.conversion.run import EQUAL
     from selattn.models.loading import load
+    from selattn.pruning import parse_until
     from selattn.training.config import TextData
     from selattn.training.launch import resume_command
+    from selattn.training.overrides import parsed
     from selattn.utils.distributed import leads
     from selattn.utils.progress import Shown
 
-    given = [f"{field}={getattr(args, name)}" for name, field in FIELDS.items() if getattr(args, name) is not None]
-    fields = [setting.partition("=")[0] for setting in (*given, *args.set)]
+    given = {field: getattr(args, name) for name, field in FIELDS.items() if getattr(args, name) is not None}
+    fields = [*given, *(setting.partition("=")[0] for setting in args.set)]
     twice = next((field for field in fields if fields.count(field) > 1), None)
     if twice is not None:
         raise SelattnError(f"{twice} is given twice: give it once")
     context = args.context or min(CONTEXT, load(args.model).description.context)
-    reading = {name: getattr(args, name) for name in (*READING, "layout")}
+    text = TextData(source=args.data, context=context, **{name: getattr(args, name) for name in (*READING, "layout")})
     console = Console(stderr=True, highlight=False, quiet=not leads())
     progress = Shown(console, keep=True)
     try:
         found = convert(
             args.model,
-            TextData(source=args.data, context=context, **reading),
+            text,
             args.out,
-            settings=[*given, *args.set],
+            settings={**given, **parsed(conversion_run(args.model, text, context), args.set)},
             control=args.control,
-            prune=args.prune,
+            prune=args.prune if args.prune in (None, EQUAL) else parse_until([args.prune]),
             policy=args.policy,
             resume=args.resume,
             overwrite=args.overwrite,

@@ -75,7 +75,7 @@ def show(args: argparse.Namespace, reading: "Reading", console: "Console") -> No
 def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> None:
     """A tokenizer, if none is given, and a store for each split."""
     from selattn.data import TokenStore, build_corpus, read_tokenizer, store_for, tokenizer_for
-    from selattn.utils.folders import folders_for
+    from selattn.utils.files import folders_for
     from selattn.utils.records import check_new_folder
     from selattn.utils.tables import Table
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from selattn.evaluation.results import Comparison, Tradeoff
+    from selattn.evaluation.tradeoff import Curve
     from selattn.utils.distributed import Team
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -109,6 +110,32 @@ def rows_or_folder(text: str) -> int | str:
     return _options.whole(0)(text) if text.removeprefix("-").isdecimal() else _options.name(text)
 
 
+def parse_curve(text: str) -> Curve:
+    """`MODEL@SEARCH`, `MODEL@sizes:POLICY` or `MODEL`, with `NAME=` in front for a name of one's own."""
+    from selattn.cache import import_policy
+    from selattn.evaluation.tradeoff import Curve
+    from selattn.pruning import read_search
+
+    label, equals, rest = text.partition("=")
+    name, text = (label, rest) if equals else (text, text)
+    if not name:
+        raise SelattnError(f"={text} gives a curve no name: write NAME={text}, or {text} alone")
+    model, at, how = text.rpartition("@")
+    if not at:
+        return Curve.of(text, name=name)
+    what, _, policy = how.partition(":") if how.startswith("sizes") else (how, "", "")
+    if how == "sizes:":
+        raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
+    if policy and not import_policy(policy).evicts:
+        raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
+    if what == "sizes":
+        return Curve.of(model, policy or None, sizes=True, name=name)
+    path = Path(what).expanduser()
+    if not path.is_dir():
+        raise SelattnError(f"{what} is not the folder of a search; for one budget in all layers write sizes:POLICY")
+    return Curve.of(model, search=read_search(path), name=name)
+
+
 def check_options(args: argparse.Namespace) -> None:
     """Whether what is asked for fits together."""
     if not (args.data or args.tasks or args.speed):
@@ -130,11 +157,13 @@ def check_options(args: argparse.Namespace) -> None:
 def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure what has not been measured before, record, show."""
     from selattn.evaluation import evaluate
+    from selattn.evaluation.subjects import Subject
     from selattn.utils.records import provenance
     from selattn.views.reports import comparison_report
 
-    how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "policy", "limit")}
-    found = evaluate(args.models, texts_of(args), **how, **measuring(args, team))
+    subjects = [Subject.parse(model, args.policy) for model in args.models]
+    how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "limit")}
+    found = evaluate(subjects, texts_of(args), **how, **measuring(args, team))
     if team.leads:
         if args.html is not None:
             comparison_report(found, provenance(args.seed)).save(args.html)
@@ -151,8 +180,11 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     from selattn.views.reports import tradeoff_report
 
     figure = figure_beside(args.record, args.figure)  # before anything is measured
-    how = {"baseline": args.baseline, "sizes": args.sizes or (), "extend": args.extend}
-    found = measure_tradeoff(args.models, texts_of(args), **how, **measuring(args, team))
+    baseline = None if args.baseline is None else parse_curve(args.baseline)
+    how = {"baseline": baseline, "sizes": args.sizes or (), "extend": args.extend}
+    found = measure_tradeoff(
+        [parse_curve(each) for each in args.models], texts_of(args), **how, **measuring(args, team)
+    )
     if team.leads:
         if figure is not None:
             write_figure(plot.tradeoff(found), figure)
@@ -177,10 +209,12 @@ def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
 
 def measuring(args: argparse.Namespace, team: Team) -> dict[str, Any]:
     """What both have in common: which rows, where the record goes, and what is shown meanwhile."""
+    from selattn.pruning import searched
     from selattn.utils.progress import Progress, Shown
 
-    common = {name: getattr(args, name) for name in ("rows", "skip", "context", "batch", "seed", "record")}
-    return {**common, "progress": Shown() if team.leads else Progress(), "team": team}
+    common = {name: getattr(args, name) for name in ("rows", "context", "batch", "seed", "record")}
+    skip = args.skip if isinstance(args.skip, int) else searched(args.skip)
+    return {**common, "skip": skip, "progress": Shown() if team.leads else Progress(), "team": team}
 
 
 def show_files(console: Console, **files: Path | None) -> None:

@@ -76,7 +76,7 @@ def collect_model(name: str) -> dict[str, dict[str, Any]]:
 
     from selattn.models.loading import TRAINING, load
     from selattn.models.summary import parameters_by_part, settings
-    from selattn.utils.inputs import read_json
+    from selattn.utils.files import read_json
 
     found = load(name)
     folder, counts = found.folder, parameters_by_part(found.skeleton)

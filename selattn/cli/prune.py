@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 def write_report(record: Path, file: Path) -> None:
     """The report of a search, from its record."""
-    from selattn.pruning.record import SearchRecord
+    from selattn.pruning.run import SearchRecord
     from selattn.utils.records import Provenance, read_body
     from selattn.views.reports import search_report
 

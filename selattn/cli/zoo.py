@@ -40,7 +40,7 @@ def list_models(console: "Console") -> None:
 def facts(folder: Path) -> list[str]:
     """What the table says of a model, from its config and the record of its training."""
     from selattn.training.record import TrainingRecord
-    from selattn.utils.inputs import read_json
+    from selattn.utils.files import read_json
     from selattn.utils.records import read_body
 
     positions = read_json(folder / "config.json").get("max_position_embeddings")

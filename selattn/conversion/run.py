@@ -7,9 +7,10 @@ found.record.losses["original"], found.record.losses["after"]
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 from transformers import set_seed
 
@@ -19,14 +20,12 @@ from selattn.conversion.record import AFTER, CONTROL, ORIGINAL, PRUNED, RECORD, 
 from selattn.conversion.student import check_teacher, make_student, original_of
 from selattn.conversion.trainer import Converter
 from selattn.errors import SelattnError
-from selattn.evaluation.batches import Batch, make_batches
-from selattn.evaluation.losses import count_tokens, log_perplexity
+from selattn.evaluation.losses import Batch, count_tokens, log_perplexity, make_batches
 from selattn.evaluation.text import Text, TextRows
 from selattn.models.loading import Loaded, load
 from selattn.models.saved import change_config
 from selattn.models.seam import LanguageModel
-from selattn.pruning import Until, parse_until, prune
-from selattn.pruning.job import Pruned
+from selattn.pruning import Pruned, Until, prune
 from selattn.training import folder as run_folder
 from selattn.training import train
 from selattn.training.config import TextData
@@ -66,9 +65,9 @@ def convert(
     data: str | Path | TextData,
     out: str | Path,
     *,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     control: bool = False,
-    prune: str | Sequence[str] | Until | None = None,
+    prune: Until | Literal["original"] | None = None,
     policy: str | None = None,
     search_rows: int = SEARCH_ROWS,
     resume: bool = False,
@@ -81,10 +80,10 @@ def convert(
         model: a stock model or one of ours that does not select, by name.
         data: the text to train on: a source as `selattn.data.documents` takes it, or how it is read.
         out: the folder: a training run, and afterwards a model for every command.
-        settings: `field=value` of the run, such as `schedule.steps=1000` or `conversion.epsilon=0.1`.
+        settings: of the run by their dotted names, such as `{"schedule.steps": 1000, "conversion.epsilon": 0.1}`.
         control: also train as much without selection, to compare with.
-        prune: search for budgets and put them into the model's config: "original" goes on until the loss of the
-            original is reached, and other conditions are those of `selattn.prune`.
+        prune: search for budgets and put them into the model's config: until the loss of the "original" is reached, or
+            another condition is met.
         policy: who leaves when a layer is full, in that search and by the config; None is "selective".
         search_rows: validation rows for that; the losses are those of others.
         resume: go on from the newest whole checkpoint.
@@ -92,7 +91,7 @@ def convert(
         progress: is told how trainings and search proceed; None shows nothing.
     """
     original, folder = _named(model), Path(out)
-    run = _run(original, data, settings)
+    run = _run(original, data, settings or {})
     until, evicts = _until(prune, original), _policy(policy, searched=prune is not None)
     if run.conversion.teacher is not None:
         check_teacher(load(run.conversion.teacher), original)
@@ -140,17 +139,18 @@ def _named(model: str | Path | Loaded) -> Loaded:
     return original_of(name)
 
 
-def _run(original: Loaded, data: str | Path | TextData, settings: Sequence[str]) -> ConversionRun:
+def _run(original: Loaded, data: str | Path | TextData, settings: Mapping[str, Any]) -> ConversionRun:
     """The whole configuration, with the original's fingerprint in it."""
     text = data if isinstance(data, TextData) else str(data)
     return conversion_run(original.name, text, original.description.context, settings, original=original.fingerprint)
 
 
-def _until(wanted: str | Sequence[str] | Until | None, original: Loaded) -> Until | None:
+def _until(wanted: Until | str | None, original: Loaded) -> Until | None:
     if wanted is None or isinstance(wanted, Until):
         return wanted
-    texts = [wanted] if isinstance(wanted, str) else wanted
-    return parse_until([f"baseline={original.name}" if text == EQUAL else text for text in texts])
+    if wanted != EQUAL:
+        raise SelattnError(f"prune must be {EQUAL!r} or an Until, such as Until(factor=2), not {wanted!r}")
+    return Until(baseline=original.name)
 
 
 def _policy(wanted: str | None, searched: bool) -> str:

@@ -1,6 +1,6 @@
 """Models side by side: log-perplexity on texts, multiple choice, memory, and the speed of decoding.
 
-    found = evaluate(["zoo:memory", "zoo:memory@64:h2o"], "embedded", rows=32)
+    found = evaluate(["zoo:memory", Subject.of("zoo:memory", 64, "h2o")], "embedded", rows=32)
     found.models[0].text["embedded"].loss
 
 With a record an evaluation can be interrupted at any time: the same call goes on, and measures what is missing.
@@ -16,21 +16,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selattn.evaluation.batches import make_batches
-from selattn.evaluation.decoding import Decoding, measure_decoding
-from selattn.evaluation.kv_size import kv_size
-from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.parts import Key, Parts, kept_parts, write_whole
+from selattn.evaluation.losses import log_perplexity, make_batches
 from selattn.evaluation.results import KV, Comparison, Evaluated, Settings, TaskResult, TextResult
-from selattn.evaluation.searches import Skip, skip_name, skipped
-from selattn.evaluation.subjects import Subject, check_context
+from selattn.evaluation.speed import Decoding, measure_decoding
+from selattn.evaluation.subjects import Subject, check_context, kv_size
 from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
-from selattn.evaluation.text import Data, Text, TextRows, named_texts, text_key
+from selattn.evaluation.text import Data, Searched, Text, TextRows, named_texts, skip_name, text_key
 from selattn.models.loading import Loaded
 from selattn.models.seam import LanguageModel
 from selattn.models.summary import parameters_by_part
 from selattn.utils.distributed import Team
-from selattn.utils.inputs import digest
+from selattn.utils.files import digest
+from selattn.utils.journal import Key, Parts, kept_parts, write_whole
 from selattn.utils.progress import Progress
 
 Model = str | Path | Subject | Loaded | LanguageModel
@@ -46,7 +43,7 @@ class Request:
         tasks: the file of each task; None for the hub.
         speed: whether decoding is measured.
         rows: of each text; None for all.
-        skip: rows to leave out, or the folder of a search whose rows are left out.
+        skip: rows to leave out, or the search whose rows are left out.
         limit: questions of each task; None for all.
         context: N; None for the context size of each model.
         batch: rows at a time.
@@ -57,7 +54,7 @@ class Request:
     tasks: Mapping[str, Path | None]
     speed: bool = False
     rows: int | None = None
-    skip: Skip = 0
+    skip: int | Searched = 0
     limit: int | None = None
     context: int | None = None
     batch: int = 8
@@ -97,7 +94,7 @@ def evaluate(
     speed: bool = False,
     policy: str | None = None,
     rows: int | None = None,
-    skip: Skip = 0,
+    skip: int | Searched = 0,
     limit: int | None = None,
     context: int | None = None,
     batch: int = 8,
@@ -109,8 +106,8 @@ def evaluate(
     """Measure models side by side; returns what was found, and writes it if there is a place for it.
 
     Args:
-        models: MODEL, MODEL@BUDGETS or MODEL@BUDGETS:POLICY, or several of them; MODEL is a folder or zoo:NAME. Or a
-            model itself (`selattn.load(model, tokenizer)`), and with budgets a `Subject`.
+        models: one or several: a folder or zoo:NAME, a model itself (`selattn.load(model, tokenizer)`), and with
+            budgets `Subject.of(model, budgets, policy)`.
         data: texts for the log-perplexity: sources as `selattn.data.documents` takes them, or `Text` objects, one,
             several, or by name.
         tasks: multiple choice by name, `all` for all of them.
@@ -118,7 +115,7 @@ def evaluate(
         speed: measure the bytes of the cache, and tokens per second.
         policy: who leaves, for models with budgets that name no policy.
         rows: of each text; None for all.
-        skip: leave out what a search has seen: one on so many rows, or the one in a folder.
+        skip: leave out what a search has seen: one on so many rows, or `Searched` (see `selattn.pruning.searched`).
         limit: questions of each task; None for all.
         context: N; None for the context size of each model.
         batch: rows at a time.
@@ -130,7 +127,7 @@ def evaluate(
     progress = progress or Progress()
     request = Request(named_texts(data), find_tasks(tasks, data_dir), speed, rows, skip, limit, context, batch, seed)
     listed: Sequence[Model] = models if isinstance(models, list | tuple) else [models]  # type: ignore[list-item]
-    subjects = [Subject.of(each, policy) for each in listed]
+    subjects = [Subject.of(each, policy=policy) for each in listed]
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
@@ -168,7 +165,7 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
     for name, text in request.texts.items():
         rows = text.rows(tokenizer, context, progress=progress)
         chosen = {"context": context, "rows": request.rows, "skip": skip_name(request.skip), "batch": request.batch}
-        key = text_key(text, rows, request.rows, skipped(request.skip))
+        key = text_key(text, rows, request.rows, request.skip)
         texts[name] = rows, {"part": "text", **model, **chosen, **key}
     for name, file in request.tasks.items():
         tasks[name] = {
@@ -204,7 +201,7 @@ def _measure(plan: Plan, request: Request, team: Team, parts: Parts, progress: P
 def _text(plan: Plan, request: Request, name: str, team: Team, progress: Progress) -> TextResult:
     """The log-perplexity on one text."""
     subject, (rows, _) = plan.subject, plan.texts[name]
-    chosen = rows.take(request.rows, skipped(request.skip))
+    chosen = rows.take(request.rows, request.skip)
     batches = make_batches(chosen, request.batch)
     progress.begin(sum(len(batch.input_ids) for batch in team.share(batches)), f"{subject.name}: {name}")
     loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, progress.advance)

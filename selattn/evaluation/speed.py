@@ -1,4 +1,4 @@
-"""How fast the attention backends are on this machine, beside PyTorch's flash attention.
+"""Speed: of the attention backends beside PyTorch's flash attention, and of decoding with the bytes that a cache holds.
 
 found = bench([512, 2048])
 [(row.n, row.backend, row.forward_ratio) for row in found.rows]
@@ -6,6 +6,8 @@ found = bench([512, 2048])
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from selattn.cache import Budgets, Policy, import_policy
 from selattn.errors import SelattnError
+from selattn.models.seam import LanguageModel
 from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
 from selattn.utils.memory import available_memory
@@ -203,3 +207,65 @@ def measure(tensors: tuple[Tensor, ...], names: Sequence[str], repeats: int) -> 
         )
         for name in rivals
     ]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a step and the cache cost once the context is nearly full.
+
+    Attributes:
+        tokens_per_second: of all sequences of the batch together, in the median step.
+        quartiles: the same in the slower and in the faster quarter of the steps: half of them lie between these.
+        cache_bytes: of all that the cache holds, with F and positions.
+        full_bytes: of keys and values in a cache that drops nothing.
+        batch: sequences at a time.
+        context: tokens at the end.
+    """
+
+    tokens_per_second: float
+    quartiles: tuple[float, float]
+    cache_bytes: int
+    full_bytes: int
+    batch: int
+    context: int
+
+
+def measure_decoding(
+    model: LanguageModel,
+    context: int,
+    batch: int = 1,
+    steps: int = 32,
+    seed: int = 0,
+    budgets: Budgets | None = None,
+    policy: str | Policy | None = None,
+) -> Decoding:
+    """Fill a cache with random tokens up to the last `steps`, then decode these one by one.
+
+    Args:
+        model: in evaluation mode.
+        context: tokens at the end.
+        batch: sequences at a time.
+        steps: how many are timed.
+        seed: of the tokens.
+        budgets: K_l; None for the model's own.
+        policy: who leaves when a layer is full; None for the model's own.
+    """
+    steps = min(steps, context - 1)
+    ids = torch.randint(model.description.vocab_size, (batch, context), generator=torch.Generator().manual_seed(seed))
+    ids = ids.to(model.device)
+    cache, seconds = model.new_cache(budgets, None if policy is None else import_policy(policy)), []
+    with torch.inference_mode():
+        model(ids[:, : context - steps], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for place in range(context - steps, context):
+            began = time.perf_counter()
+            model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+            _wait(model.device)
+            seconds.append(time.perf_counter() - began)
+    fast, middle, slow = statistics.quantiles(seconds, n=4, method="inclusive") if steps > 1 else 3 * seconds
+    speeds = batch / middle, (batch / slow, batch / fast)
+    return Decoding(*speeds, cache.nbytes(), cache.full_nbytes(), batch, context)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

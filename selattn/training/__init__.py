@@ -19,5 +19,7 @@ display     what is shown of a run in the terminal
 
 from selattn.training.config import RunConfig
 from selattn.training.launch import Finished, train
+from selattn.training.overrides import changed
+from selattn.training.presets import find_run
 
-__all__ = ["Finished", "RunConfig", "train"]
+__all__ = ["Finished", "RunConfig", "changed", "find_run", "train"]

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,13 +22,11 @@ from selattn.training.arguments import training_arguments
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data
 from selattn.training.maker import Made, Maker
-from selattn.training.overrides import override
-from selattn.training.presets import find_run
+from selattn.training.presets import named_run
 from selattn.training.record import Score, TrainingLosses, TrainingRecord
 from selattn.training.trainer import SelectiveTrainer
 from selattn.utils.distributed import Team
-from selattn.utils.files import writing
-from selattn.utils.folders import make_folder
+from selattn.utils.files import make_folder, writing
 from selattn.utils.memory import keep_freed_memory
 from selattn.utils.progress import Progress
 from selattn.utils.records import command_line, write_record
@@ -65,7 +63,6 @@ def train(
     run: RunConfig | str,
     folder: str | Path,
     *,
-    settings: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     data: Data | None = None,
@@ -75,16 +72,15 @@ def train(
     """Carry out a run in `folder`.
 
     Args:
-        run: the whole configuration, or what `find_run` takes: a name, or MODULE:NAME.
+        run: the whole configuration, or the name of one of ours (`selattn train --list`).
         folder: where everything goes; see `selattn.training.folder`.
-        settings: changes to it: `optimizer.lr=1e-3`.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
         data: the rows, if they are not to be prepared from the run's settings.
         progress: is told how it proceeds; None shows nothing.
         maker: how data and model come about, and what trains them; None is the run's own.
     """
-    run = override(find_run(run) if isinstance(run, str) else run, settings)
+    run = named_run(run) if isinstance(run, str) else run
     maker = maker or run.maker()
     folder = Path(folder)
     transformers.logging.set_verbosity_error()

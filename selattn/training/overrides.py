@@ -15,23 +15,37 @@ from selattn.utils.suggest import advice
 
 
 def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """The run with every `field=value` set.
+    """The run with every `field=value` of the command line set."""
+    return changed(run, parsed(run, assignments))
+
+
+def changed(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The run with other settings, by their dotted names: `{"optimizer.lr": 1e-3}`.
 
     A run that is given a model to start from keeps of its own model settings those that fine-tuning can change.
     """
-    begins = "start.model="
-    for assignment in sorted(assignments, key=lambda text: not text.startswith(begins)):
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise SelattnError(f"{shortened(assignment)!r} is not of the form field=value, such as optimizer.lr=1e-3")
-        kinds = fields(run)
-        if name not in kinds:
-            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(kinds))}")
-        run = _replaced(run, name.split("."), parse(text, kinds[name], name))
-        if assignment.startswith(begins) and run.start.model is not None:
+    known = fields(run)
+    for name in sorted(settings, key=lambda name: name != "start.model"):
+        if name not in known:
+            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(known))}")
+        run = _replaced(run, name.split("."), settings[name])
+        if name == "start.model" and run.start.model is not None:
             kept = {key: value for key, value in run.model.items() if key not in ARCHITECTURE}
             run = dataclasses.replace(run, model=kept)
     return run
+
+
+def parsed(run: RunConfig, assignments: Sequence[str]) -> dict[str, Any]:
+    """The values of `field=value`, by the name of the field; of one that is set twice the last."""
+    kinds, found = fields(run), {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise SelattnError(f"{shortened(assignment)!r} is not of the form field=value, such as optimizer.lr=1e-3")
+        if name not in kinds:
+            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(kinds))}")
+        found[name] = parse(text, kinds[name], name)
+    return found
 
 
 def fields(run: RunConfig) -> dict[str, Any]:

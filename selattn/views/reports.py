@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selattn.evaluation.curve import AtLoss
-from selattn.evaluation.results import Comparison, Evaluated, Tradeoff
-from selattn.pruning.record import SearchRecord
+from selattn.evaluation.results import AtLoss, Comparison, Evaluated, Tradeoff
+from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table
 from selattn.utils.typed import to_json

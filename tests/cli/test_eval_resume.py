@@ -115,7 +115,7 @@ def test_interrupted_anywhere_it_ends_the_same(measured, words, number, capsys):
 def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
     for words in (ALL, CURVE):
         with monkeypatch.context() as patch:
-            patch.setattr("selattn.evaluation.parts.write_record", interrupt)
+            patch.setattr("selattn.utils.journal.write_record", interrupt)
             assert main(words) == 130
         begin(measured)
         with monkeypatch.context() as patch:

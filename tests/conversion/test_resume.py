@@ -13,6 +13,7 @@ import torch
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models.loading import load
+from selattn.pruning import Until
 from selattn.training import checkpoints, folder
 from tests.conversion.killed import resumed
 from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
@@ -62,7 +63,7 @@ def test_killed_and_resumed_is_uninterrupted(world, tmp_path):
 @pytest.mark.parametrize("where", ["search", "record", "config"])
 def test_interrupted_after_the_training(world, tmp_path, monkeypatch, where):
     """In the search, before the losses are written, and before the budgets are in the config."""
-    how = {"prune": "factor=2", "search_rows": 8, "resume": True}
+    how = {"prune": Until(factor=2), "search_rows": 8, "resume": True}
     for name in ("whole", "run"):
         shutil.copytree(world / "whole", tmp_path / name)
     want = go(world, tmp_path / "whole", **how)

@@ -14,7 +14,7 @@ from lab.engine.frame import Reproduction
 from lab.engine.progress import Overview
 from lab.runs.scales import find_scale
 from selattn.cli.main import INTERRUPTED
-from selattn.utils.locks import LOCK, Lock
+from selattn.utils.files import LOCK, Lock
 from selattn.utils.records import read_body
 from tests.interrupted import Interrupt
 from tests.lab.tiny import TINY

@@ -16,7 +16,7 @@ from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule
 from selattn.training.folder import Claim
 from selattn.training.identity import training_key
 from selattn.training.overrides import override
-from selattn.utils.locks import LOCK
+from selattn.utils.files import LOCK
 from tests.lab.tiny import tiny_run
 
 

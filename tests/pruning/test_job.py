@@ -12,8 +12,9 @@ from selattn.evaluation import Team
 from selattn.evaluation import text as evaluate_text
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
-from selattn.pruning import Procedure, Until, job
-from selattn.pruning.job import Job, make_sets
+from selattn.pruning import Procedure, Until
+from selattn.pruning import run as job
+from selattn.pruning.run import Job, make_sets
 from selattn.utils.progress import Progress
 from tests.evaluation.folders import model_folder, text_file
 

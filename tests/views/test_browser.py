@@ -11,7 +11,7 @@ from benchmarks import explorer as benchmark
 from selattn.cache import Budgets, make_policy
 from selattn.evaluation.results import Comparison, Tradeoff
 from selattn.models.loading import load
-from selattn.pruning.record import SearchRecord
+from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.views.explorer import Page, explore
 from selattn.views.packed import unpack_steps

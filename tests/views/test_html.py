@@ -9,7 +9,7 @@ from pathlib import Path
 
 from selattn import plot
 from selattn.evaluation.results import Comparison, Tradeoff
-from selattn.pruning.record import SearchRecord
+from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table
 from selattn.utils.typed import flat

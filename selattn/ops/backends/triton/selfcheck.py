@@ -28,7 +28,8 @@ from selattn.errors import CannotWriteError
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.triton import configs, support
 from selattn.ops.backends.triton.battery import Outcome, Size, run
-from selattn.utils import files, folders, records
+from selattn.utils import files, records
+from selattn.utils import files as folders
 
 EXAMPLES = ("decoding", "eviction order", "sharp", "everything", "bias")  # of a bias, tiles have another size
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
