@@ -22,10 +22,9 @@ from transformers import set_seed
 
 from lab.runs import find_run
 from selattn.training import RunConfig, train
-from selattn.training.datasets import Data, prepare
+from selattn.training.datasets import Data, Share, StepBatches, prepare
 from selattn.training.model import make_model, model_config
 from selattn.training.overrides import override
-from selattn.training.sampling import Share, StepBatches
 from selattn.utils import records
 from selattn.utils.progress import Progress
 

@@ -18,10 +18,10 @@ from selattn.models.stock.settings import StockSettings
 from selattn.models.stock.t5 import describe_t5
 from selattn.ops import Selection
 from selattn.training.config import RunConfig, TextData
-from selattn.training.course import Course, check_course
 from selattn.training.datasets import VALIDATION, Data, samples, stores_of
 from selattn.training.maker import Made
 from selattn.training.memory import Sizes, check_memory
+from selattn.training.model import Course, check_course
 
 _SIZES = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads")
 
@@ -141,7 +141,7 @@ def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
 
 @dataclass(frozen=True)
 class T5Ends:
-    """Where the course of a T5 ends, see `selattn.training.course.Ends`; its layers are those of the decoder."""
+    """Where the course of a T5 ends, see `selattn.training.model.Ends`; its layers are those of the decoder."""
 
     num_hidden_layers: int
     selects: bool

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     )
     from selattn.conversion import convert
     from selattn.evaluation import evaluate
+    from selattn.evaluation.tracing import trace
     from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, load, make_selective, make_standard
     from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
     from selattn.pruning import prune
     from selattn.training import train
     from selattn.views import plot
     from selattn.views.explorer import explore
-    from selattn.views.trace import trace
 
 __version__ = "0.1.0"
 
@@ -79,7 +79,7 @@ _HOMES = {
     "explore": "selattn.views.explorer",
     "plot": "selattn.views.plot",
     "prune": "selattn.pruning",
-    "trace": "selattn.views.trace",
+    "trace": "selattn.evaluation.tracing",
     "train": "selattn.training",
 }
 

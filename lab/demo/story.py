@@ -20,19 +20,19 @@ import torch
 from lab.demo.contest import Contest, contest, contest_runs
 from lab.tasks import VariableAssignment
 from selattn.cache import Budgets
+from selattn.evaluation.examples import PASSAGE
 from selattn.evaluation.losses import log_perplexity, make_batches
 from selattn.evaluation.speed import Decoding, measure_decoding
 from selattn.evaluation.text import Text
+from selattn.evaluation.traces import Trace
+from selattn.evaluation.tracing import given_text, trace
 from selattn.models.generation import continued
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Procedure, Until, prune, search_rows
 from selattn.pruning.folder import Step
 from selattn.training.config import RunConfig
 from selattn.utils.progress import Progress
-from selattn.views.examples import PASSAGE
 from selattn.views.explorer import Page, explore
-from selattn.views.reading import given_text
-from selattn.views.trace import Trace, trace
 
 SEARCHED, ANSWERED = 2**64 - 3, 2**64 - 4  # seeds of samples that no run trains or evaluates on
 

@@ -9,9 +9,9 @@ from lab.demo import draw as _draw
 from lab.demo.contest import KINDS, Contest
 from lab.demo.story import Pruning, Show
 from lab.tasks import VariableAssignment
+from selattn.evaluation.traces import Trace
 from selattn.utils.progress import Progress, Shown
 from selattn.utils.tables import Table, byte_size
-from selattn.views.trace import Trace
 
 
 class Training(Shown):

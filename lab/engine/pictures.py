@@ -15,10 +15,9 @@ from lab.engine.lab import Lab
 from lab.engine.store import Trained
 from selattn.data.task import Task
 from selattn.evaluation.text import Text
+from selattn.evaluation.traces import MeanF, Trace
+from selattn.evaluation.tracing import Run, Words, mean_f, smallest_f, trace, watched
 from selattn.models.loading import load
-from selattn.views.mean import MeanF, mean_f
-from selattn.views.reading import Words
-from selattn.views.trace import Run, Trace, smallest_f, trace, watched
 
 ALIVE = 1.0  # a pair with F below it is alive: what the memory loss counts, tau
 Floats = NDArray[np.floating[Any]]

@@ -14,8 +14,8 @@ from lab.engine.trio import with_seeds
 from lab.engine.verdicts import differences
 from lab.experiments.variable_assignment import runs
 from lab.runs.scales import Scale
+from selattn.evaluation.traces import Trace
 from selattn.views.plot import attention
-from selattn.views.trace import Trace
 
 _SAMPLES = 16
 

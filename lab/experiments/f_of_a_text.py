@@ -11,9 +11,9 @@ from lab.engine.lab import Lab
 from lab.engine.pictures import alive, lower, stored, traced
 from lab.engine.trio import trio
 from lab.runs.scales import Scale
-from selattn.views.examples import PAPER
+from selattn.evaluation.examples import PAPER
+from selattn.evaluation.traces import Trace
 from selattn.views.plot import masking
-from selattn.views.trace import Trace
 
 
 def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:

@@ -14,8 +14,8 @@ from lab.engine.trio import trio, with_seeds
 from lab.engine.verdicts import differences
 from lab.experiments import copy_task, parity_task, variable_assignment
 from lab.runs.scales import Scale
+from selattn.evaluation.traces import Trace
 from selattn.views.plot import tokens
-from selattn.views.trace import Trace
 
 TEXT = "A day after former president Barack Obama visited Columbia, ibuprofen was sold out in Uclan."
 _TASKS = {"variable assignment": variable_assignment, "copy": copy_task, "parity": parity_task}

@@ -12,7 +12,7 @@ from lab.engine.lab import Lab
 from lab.engine.pictures import mean_over_texts, shares_by_text, stored
 from lab.engine.trio import trio
 from lab.runs.scales import Scale
-from selattn.views.mean import MeanF
+from selattn.evaluation.traces import MeanF
 from selattn.views.plot import masking_mean
 
 

@@ -14,10 +14,10 @@ from lab.engine.pictures import lower, mean_over_texts, rank_correlation, stored
 from lab.engine.pruned import at_limit, search
 from lab.engine.trio import trio
 from lab.runs.scales import Scale
+from selattn.evaluation.examples import PAPER
+from selattn.evaluation.traces import Trace
 from selattn.pruning.folder import read_path
-from selattn.views.examples import PAPER
 from selattn.views.plot import kept
-from selattn.views.trace import Trace
 
 _PAPER = (8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8)  # of its d=12 model, 16 times less
 

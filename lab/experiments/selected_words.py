@@ -16,9 +16,9 @@ from lab.engine.pictures import ALIVE, stored, traced
 from lab.engine.trio import trio
 from lab.engine.verdicts import differences
 from lab.runs.scales import Scale
-from selattn.views.examples import PAPER
+from selattn.evaluation.examples import PAPER
+from selattn.evaluation.traces import Trace
 from selattn.views.plot import words
-from selattn.views.trace import Trace
 
 _NEAR = 16  # tokens
 

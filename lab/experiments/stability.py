@@ -14,7 +14,7 @@ from lab.engine.lab import Lab
 from lab.engine.pictures import correlation, lower, mean_over_texts, stored
 from lab.engine.trio import trio
 from lab.runs.scales import Scale
-from selattn.views.mean import MeanF
+from selattn.evaluation.traces import MeanF
 from selattn.views.plot import stability
 
 

@@ -129,7 +129,7 @@ def draw(found: "Converted", console: "Console") -> None:
     """The losses side by side, and where the model is."""
     import math
 
-    from selattn.conversion.record import LINES, ORIGINAL
+    from selattn.conversion.run import LINES, ORIGINAL
     from selattn.training.display import shares
     from selattn.utils.tables import Table
 

@@ -15,8 +15,8 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
+    from selattn.evaluation.tracing import Run
     from selattn.views.explorer import Page
-    from selattn.views.trace import Run
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         _options.refuse(args, ["port"], "it belongs to --serve")
 
     from selattn.evaluation.subjects import Subject
+    from selattn.evaluation.tracing import given_text
     from selattn.utils.records import check_output
     from selattn.utils.tables import byte_size
-    from selattn.views.reading import given_text
 
     check_output(args.out)
     read = _reader(args)

@@ -25,8 +25,7 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.views.mean import MeanF
-    from selattn.views.trace import Trace
+    from selattn.evaluation.traces import MeanF, Trace
 
 OF_A_TEXT = ("tokens", "masking", "words", "attention", "kept")
 OF_MANY = ("masking-mean", "stability")
@@ -122,8 +121,8 @@ def of_a_text(args: argparse.Namespace) -> Any:
 
 
 def _trace(args: argparse.Namespace, subject: str) -> Trace:
-    from selattn.views.reading import given_text
-    from selattn.views.trace import Trace, trace
+    from selattn.evaluation.traces import Trace
+    from selattn.evaluation.tracing import given_text, trace
 
     if subject.endswith(".json"):
         return Trace.load(subject)
@@ -155,8 +154,9 @@ def of_many(args: argparse.Namespace) -> Any:
 
 def _mean(args: argparse.Namespace, subject: str) -> MeanF:
     from selattn.evaluation.text import Text
+    from selattn.evaluation.traces import MeanF
+    from selattn.evaluation.tracing import mean_f
     from selattn.utils.progress import Shown
-    from selattn.views.mean import MeanF, mean_f
 
     if subject.endswith(".json"):
         return MeanF.load(subject)

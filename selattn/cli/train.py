@@ -152,8 +152,7 @@ def attention(kinds: "str | Sequence[str]") -> str:
 
 def show(console: "Console", config: "RunConfig") -> None:
     """Every field that can be set, with its value and what it is."""
-    from selattn.training.describe import descriptions
-    from selattn.training.overrides import fields
+    from selattn.training.overrides import descriptions, fields
     from selattn.utils.tables import Table
 
     model, about, rows = config.maker().settings(config), descriptions(config), []

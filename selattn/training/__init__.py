@@ -1,11 +1,8 @@
 """Training: runs, which are functions that return a whole configuration, and what carries them out.
 
 config      what a run is: immutable settings, checked when they are made
-overrides   `optimizer.lr=1e-3` on the command line becomes another configuration
-describe    what each field is, in the words of the class that defines it
+overrides   the fields of a run; `optimizer.lr=1e-3` on the command line becomes another configuration
 presets     the runs that `selattn train` knows by name, and any other by MODULE:NAME
-sampling    which rows make up which step: a pure function of seed and step
-course      what changes on the way: the selection strength, the budgets
 datasets    from the data settings of a run to rows
 trainer     transformers' Trainer, with what selection adds
 memory      whether a step of it can fit into the machine at all

@@ -6,11 +6,13 @@ import contextlib
 import os
 import shlex
 import signal
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
@@ -18,14 +20,13 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from selattn.errors import FULL, CannotWriteError, SelattnError
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
-from selattn.training.arguments import training_arguments
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data
 from selattn.training.maker import Made, Maker
 from selattn.training.presets import named_run
 from selattn.training.record import Score, TrainingLosses, TrainingRecord
 from selattn.training.trainer import SelectiveTrainer
-from selattn.utils.distributed import Team
+from selattn.utils.distributed import Team, world_size
 from selattn.utils.files import make_folder, writing
 from selattn.utils.memory import keep_freed_memory
 from selattn.utils.progress import Progress
@@ -33,6 +34,12 @@ from selattn.utils.records import command_line, write_record
 from selattn.utils.typed import from_json
 
 _T = TypeVar("_T")
+_DECAY = {
+    "cosine": "cosine_with_min_lr",
+    "linear": "linear",
+    "constant": "constant_with_warmup",
+    "inverse_sqrt": "inverse_sqrt",
+}
 _FROM_THE_START = "no whole checkpoint yet: beginning at step 0"
 _FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
 
@@ -248,3 +255,91 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return "the disk is full"
+
+
+def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
+    """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
+    devices = world_size()
+    cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
+    micro, accumulate = run.batch.split(devices)
+    optimizer, schedule = run.optimizer, run.schedule
+    if schedule.warmup > schedule.steps:
+        raise SelattnError(
+            f"schedule.warmup is longer than the run: {schedule.warmup:,} steps of {schedule.steps:,}; "
+            "set a shorter schedule.warmup, such as 0, or more schedule.steps"
+        )
+    if schedule.decay != "cosine" and schedule.final:
+        raise SelattnError(f"schedule.final belongs to the cosine; with {schedule.decay} leave it at 0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about defaults that are set here
+        args = TrainingArguments(
+            output_dir=str(folder),
+            max_steps=schedule.steps,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulate,
+            per_device_eval_batch_size=run.evaluation.batch,
+            learning_rate=optimizer.lr,
+            lr_scheduler_type=_DECAY[schedule.decay],
+            lr_scheduler_kwargs={"min_lr_rate": schedule.final} if schedule.decay == "cosine" else None,
+            warmup_steps=schedule.warmup,
+            optim="adamw_torch_fused",
+            adam_beta1=optimizer.beta1,
+            adam_beta2=optimizer.beta2,
+            adam_epsilon=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.clip,
+            bf16=run.machine.precision == "bf16",
+            torch_compile=run.machine.compile,
+            **_recomputing(run),
+            **_sharding(run),
+            use_cpu=cpu,
+            ddp_backend="gloo" if cpu and devices > 1 else None,
+            seed=run.seed,
+            eval_strategy="steps",
+            eval_steps=run.evaluation.every,
+            save_strategy="steps",
+            save_steps=run.checkpoints.every,
+            logging_strategy="steps",
+            logging_steps=run.log_every,
+            logging_nan_inf_filter=False,  # a loss that is not finite is to be seen
+            ignore_data_skip=True,  # the sampler itself begins at the right step
+            remove_unused_columns=False,
+            report_to="none",
+            disable_tqdm=True,
+            log_level="error",
+            log_level_replica="error",
+        )
+    if args.world_size != devices:
+        raise SelattnError(f"{devices} processes were started, but the Trainer sees {args.world_size}: use torchrun")
+    if args.n_gpu > 1:
+        raise SelattnError(
+            f"this machine has {args.n_gpu} GPUs: start torchrun --nproc-per-node {args.n_gpu} -m selattn train, "
+            "or choose one with CUDA_VISIBLE_DEVICES=0"
+        )
+    if run.machine.shard == "fsdp" and (args.device.type == "cpu" or args.world_size == 1):
+        raise SelattnError(
+            "machine.shard=fsdp needs several GPUs: on a CPU the Trainer would silently run DDP; "
+            "leave it at none, or start with torchrun on GPUs"
+        )
+    return args
+
+
+def _recomputing(run: RunConfig) -> dict[str, Any]:
+    """Whether activations are computed again; newer versions of transformers have another name for it."""
+    fields = TrainingArguments.__dataclass_fields__
+    name = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
+    return {
+        name: run.machine.recompute and run.machine.shard == "none",
+        f"{name}_kwargs": {"use_reentrant": False} if run.machine.recompute else None,
+    }
+
+
+def _sharding(run: RunConfig) -> dict[str, Any]:
+    if run.machine.shard == "none":
+        return {}
+    config = {
+        "version": 2,
+        "transformer_layer_cls_to_wrap": [run.layer_class],
+        "activation_checkpointing": run.machine.recompute,
+    }
+    return {"fsdp": True, "fsdp_config": config}

@@ -1,9 +1,10 @@
-"""From `optimizer.lr=1e-3` on the command line to another configuration, with one clear line for what does not fit."""
+"""The fields of a run: what each is, and from `optimizer.lr=1e-3` on the command line to another configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 from selattn.errors import SelattnError, shortened
 from selattn.training.config import ARCHITECTURE, RunConfig
 from selattn.utils.suggest import advice
+
+_ENTRY = re.compile(r"    (\w+): (.+)")
 
 
 def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
@@ -150,3 +153,34 @@ def _advice(name: str, known: Sequence[str]) -> str:
     """The nearest field; a name without its folder (`lr`) finds the one that ends with it."""
     ends = [full for full in known if full.rpartition(".")[2] == name.rpartition(".")[2]]
     return advice(ends[0] if ends else name, known, "see 'selattn train RUN --show' for all fields")
+
+
+def descriptions(run: RunConfig) -> dict[str, str]:
+    """Every field that can be set, as a dotted name, with what its docstring says of it."""
+    own = arguments(type(run))
+    found: dict[str, str] = {}
+    for at in dataclasses.fields(run):
+        value = getattr(run, at.name)
+        if at.name == "model":
+            found |= {f"model.{name}": text for name, text in arguments(run.model_settings()).items()}
+        elif dataclasses.is_dataclass(value):
+            found |= {f"{at.name}.{name}": text for name, text in arguments(type(value)).items()}
+        elif at.name in own:
+            found[at.name] = own[at.name]
+    return found
+
+
+def arguments(of: type) -> dict[str, str]:
+    """The entries under `Args:` in a docstring, each on one line."""
+    _, _, entries = (inspect.getdoc(of) or "").partition("Args:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in entries.splitlines():
+        if entry := _ENTRY.fullmatch(line):
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.startswith("        "):
+            found[name] += f" {line.strip()}"
+        else:
+            break
+    return found

@@ -7,7 +7,7 @@ import pytest
 from selattn.cache import Budgets
 from selattn.cli.eval import parse_curve
 from selattn.errors import SelattnError
-from selattn.evaluation import Team, log_perplexity, make_batches
+from selattn.evaluation import Team, log_perplexity, make_batches, tradeoff
 from selattn.evaluation.results import AtLoss, Point
 from selattn.evaluation.text import Text
 from selattn.evaluation.tradeoff import Curve, Reached, SearchPath, at_losses, halves, nearest, size_at
@@ -64,7 +64,7 @@ def test_measures_every_text():
     for budgets, size in ((None, 24), (Budgets((3, 5, 7)), 5)):
         losses = {name: log_perplexity(net, rows, budgets, "tova", Team()) for name, rows in texts.items()}
         assert losses == {name: log_perplexity(net, batches, budgets, "tova") for name, batches in texts.items()}
-        point = Point.make(net.description, 24, budgets, "tova", losses)
+        point = tradeoff._point(net.description, 24, budgets, "tova", losses)
         assert (point.kv_size, point.budgets, point.loss) == (size, budgets and budgets.tokens, losses)
         assert point.memory_factor == 24 / size
 

@@ -15,9 +15,8 @@ from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
 from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule, Shrink, Start
-from selattn.training.course import Course
 from selattn.training.datasets import prepare
-from selattn.training.model import model_config
+from selattn.training.model import Course, model_config
 from selattn.training.overrides import override
 from tests.interrupted import Interrupt
 from tests.training.tiny import MODEL, log, same_run, tiny, weights

@@ -17,9 +17,10 @@ from typing import Any
 
 from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError
+from selattn.evaluation.traces import Trace
+from selattn.evaluation.tracing import STEP, Model, Run, prepared, trace
 from selattn.utils.files import write_text
 from selattn.utils.progress import Progress
-from selattn.views.trace import STEP, Model, Run, Trace, prepared, trace
 
 MOST_TOKENS, MOST_LAYERS = 2048, 28
 LARGE, COARSE = 8_000_000, 1 / 8  # so many entries of F and more are rounded more, or the page would be too large
