@@ -60,14 +60,15 @@ class Parser(argparse.ArgumentParser):
             taken = {name for name, action in self._option_string_actions.items() if action.nargs != 0}
             pairs = zip(["", *args], args, strict=False)
             args = [f"--set={w}" if re.match(r"[a-z][\w.]*=", w) and before not in taken else w for before, w in pairs]
-        defaults = {action.dest: action.default for action in self._actions if action.default is not argparse.SUPPRESS}
-        for action in self._actions:
+        options = [each for each in self._actions if each.option_strings and each.default is not argparse.SUPPRESS]
+        defaults = {action.dest: action.default for action in options}
+        for action in options:
             action.default = argparse.SUPPRESS
         try:
             found, others = super().parse_known_args(args, namespace)
         finally:
-            for action in self._actions:
-                action.default = defaults.get(action.dest, argparse.SUPPRESS)
+            for action in options:
+                action.default = defaults[action.dest]
         given = getattr(found, "given", None) or frozenset(vars(found))  # those of a command are told by its own parser
         for name, default in defaults.items():
             if not hasattr(found, name):

@@ -15,6 +15,7 @@ from selattn.errors import SelattnError
 from selattn.models.loading import load
 from selattn.pruning import Until
 from selattn.training import checkpoints, folder
+from selattn.utils.progress import Progress
 from tests.conversion.killed import resumed
 from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
 from tests.interrupted import Interrupt
@@ -75,7 +76,11 @@ def test_interrupted_after_the_training(world, tmp_path, monkeypatch, where):
         if changes["cache_budgets"]:
             stop()
 
-    how_stopped = {**how, "searching": stop} if where == "search" else how
+    class Stop(Progress):
+        def advance(self, by=1, text=None):
+            stop()  # the training has ended, so only the search advances
+
+    how_stopped = {**how, "progress": Stop()} if where == "search" else how
     with monkeypatch.context() as patch:
         if where == "record":
             patch.setattr("selattn.conversion.run.write_record", stop)
