@@ -281,8 +281,7 @@ def _measure(line: Line, plan: Plan, team: Team, parts: Parts, tick: Callable[[i
     loaded = line.curve.loaded
 
     def losses(budgets: Budgets | None) -> dict[str, float]:
-        texts = plan.texts.items()
-        return {name: log_perplexity(loaded.model, rows, budgets, line.policy, team, tick) for name, rows in texts}
+        return measure(loaded.model, plan.texts, budgets, line.policy, team, tick)
 
     found = [
         parts.get(key, dict[str, float], functools.partial(losses, k))
@@ -343,6 +342,18 @@ def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tu
 
     chosen = {min(paths, key=functools.partial(distance, size=size)) for size in sizes}
     return sorted(chosen, key=lambda k: -sum(k))
+
+
+def measure(
+    model: LanguageModel,
+    texts: Mapping[str, Sequence[Batch]],
+    budgets: Budgets | None,
+    policy: str | None,
+    team: Team,
+    tick: Callable[[int], None] | None = None,
+) -> dict[str, float]:
+    """The losses of a point, by the name of the text; `tick` gets the number of rows after each batch."""
+    return {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
 
 
 def halves(context: int) -> list[int]:
