@@ -39,8 +39,8 @@ SHAPE = Shape()
 
 
 def available() -> list[str]:
-    """The backends that this machine has."""
-    return [name for name, missing in backends().items() if missing is None]
+    """The backends that this machine has, but for `sdpa`, which has no F."""
+    return [name for name, missing in backends().items() if missing is None and name != "sdpa"]
 
 
 def times(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -34,7 +34,7 @@ from torch.nn import functional as nnf
 from selattn.errors import SelattnError
 from selattn.evaluation.speed import Shape, check, inputs, run
 from selattn.ops import AuxRequest, selective_attention
-from selattn.ops.backends.triton import selfcheck, support
+from selattn.ops.backends.triton import configs, selfcheck
 from selattn.utils import records
 from selattn.utils.typed import to_json
 
@@ -224,12 +224,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("results/gpu.json"))
     args = parser.parse_args()
     if args.dry_run:
-        if not support.interpreted():  # Triton asks when it is imported, which it has been by now
+        if not configs.interpreted():  # Triton asks when it is imported, which it has been by now
             os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, "TRITON_INTERPRET": "1"})
         args.n, args.batch, args.heads, args.dim, args.dtype, args.repeats = [20], 1, 2, 16, "float32", 1
     elif not torch.cuda.is_available():
         return refuse("there is no CUDA device to time anything on (--dry-run tries it on the CPU)")
-    if reason := support.unavailable():
+    if reason := configs.unavailable():
         return refuse(reason)
     device = torch.device("cpu" if args.dry_run else "cuda")
     shape, rows = Shape(args.batch, args.heads, args.dim, getattr(torch, args.dtype)), []

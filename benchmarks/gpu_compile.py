@@ -6,33 +6,257 @@ whether that fits the card. Then the rarer calls (masks, biases, states, soft ca
 
 Nothing runs, and nothing is timed. It takes about ten minutes of one core; `--jobs` spreads it over several, and
 `--extend` adds to the record that is there, if that is of the same kernels.
+
+A call on tensors that are nowhere (the meta device) launches what it would launch on a GPU; `instead` catches the
+launches, and Triton compiles each kernel with exactly these arguments for the target it is told.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import hashlib
+import io
 import os
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
+from gpu_check import SITUATIONS
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops.backends.triton import ahead, calls, configs
+from selattn.ops import AuxRequest, Request, Rules, Selection
+from selattn.ops.backends.triton import cache, configs, kernels, selfcheck
+from selattn.ops.backends.triton.attention import OPERATOR, backward, forward
+from selattn.ops.backends.triton.prepare import ALWAYS, instead
+from selattn.ops.order import Order
 from selattn.utils import records
 from selattn.utils.progress import Shown
 
 TARGETS = (80, 86, 90, 100)
 DTYPES = ("bfloat16", "float16", "float32")
 SIZES = (64, 128)
-RARER = (80, "bfloat16", 64)
+RARER_ON = (80, "bfloat16", 64)
+
+
+NOWHERE = torch.device("meta")
+BATCH, HEADS, GROUPS, TOKENS, BUDGET = 2, 32, 16, 4096, 256
+RULES = Rules(Selection())
+
+
+def _nothing(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=NOWHERE)
+
+
+def both_passes(request: Request) -> None:
+    """Forward and backward, with a gradient of everything that comes back, for every input."""
+    found = forward(request)
+    saved = {name: getattr(found, name) for name in OPERATOR.kernel.saved}
+    wanted = {"output": True, "memory": request.wanted.memory, "final_f": request.wanted.final_f}
+    came = {name: torch.empty_like(getattr(found, name)) if asked else None for name, asked in wanted.items()}
+    given = frozenset(name for name in OPERATOR.kernel.gradients if getattr(request, name) is not None)
+    backward(request, saved, came, given)
+
+
+def plain(dtype: torch.dtype, size: int, groups: int) -> Request:
+    """Attention as it is by default: whole sequences, M wanted."""
+    query = _nothing(BATCH, HEADS, TOKENS, size, dtype=dtype)
+    key, value = (_nothing(BATCH, groups, TOKENS, size, dtype=dtype) for _ in range(2))
+    return Request(query, key, value, RULES, AuxRequest(memory=True))
+
+
+def situation(name: str, dtype: torch.dtype, size: int) -> Request:
+    """One of the situations."""
+    return selfcheck.make(name, selfcheck.Size(320, size, dtype, NOWHERE), SITUATIONS)
+
+
+def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0, biased: bool = False) -> None:
+    """A step of decoding over full slots. `separate`: masks of a separate form; `biased`: a bias by positions."""
+    masks = separate or rules.masks(None)
+    query, new = (_nothing(BATCH, heads, 1, size, dtype=dtype) for heads in (HEADS, GROUPS))
+    stored = _nothing(BATCH, GROUPS, BUDGET, size, dtype=dtype)
+    own = _nothing(BATCH, separate, 1, size, dtype=dtype) if separate else None
+    call = cache.StepCall(
+        query,
+        new,
+        new,
+        None,
+        own,
+        own,
+        stored,
+        stored,
+        _nothing(BATCH, 1, BUDGET, dtype=torch.int32),
+        _nothing(BATCH, masks, 1, BUDGET),
+        _nothing(BATCH, separate, BUDGET, size, dtype=dtype) if separate else None,
+        _nothing(BATCH, dtype=torch.int64),
+        _nothing(BATCH, dtype=torch.int64),
+        _nothing(1, HEADS, 1, BUDGET + 1) if biased else None,
+        rules,
+        BUDGET,
+        BUDGET,
+        0,
+        0,
+    )
+    cache.run_step(call)
+
+
+def one_order(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0, biased: bool = False) -> None:
+    """The eviction order of a prompt. `separate`: masks of a separate form; `biased`: a bias by positions."""
+    masks = separate or rules.masks(None)
+    query = _nothing(BATCH, separate or HEADS, TOKENS, size, dtype=dtype)
+    keys = _nothing(BATCH, separate or GROUPS, TOKENS, size, dtype=dtype)
+    f = _nothing(BATCH, masks, TOKENS)
+    before = Order(_nothing(BATCH, 1, TOKENS, dtype=torch.int64), f, f)
+    positions = _nothing(BATCH, TOKENS, dtype=torch.int64)
+    bias = _nothing(1, masks, TOKENS, TOKENS) if biased else None
+    cache.run_order(
+        cache.OrderCall(query, keys, positions, before, bias, rules, bool(separate), masks > 0, BUDGET, 0, 0)
+    )
+
+
+Call = Callable[[torch.dtype, int], Any]
+
+# What every user runs, by name.
+CALLS: dict[str, Call] = {
+    "attention": lambda dtype, size: both_passes(plain(dtype, size, HEADS)),
+    "attention, grouped heads": lambda dtype, size: both_passes(plain(dtype, size, GROUPS)),
+    "decode step": one_step,
+    "eviction order": one_order,
+}
+
+_EVERYTHING = Rules(Selection((3, 1), relu=False, shift=False), strength=0.5, softcap=5.0, window=99)
+
+# What some run.
+RARER: dict[str, Call] = {
+    **{
+        name: lambda dtype, size, name=name: both_passes(situation(name, dtype, size))  # type: ignore[misc]
+        for name in SITUATIONS
+    },
+    "decode step: everything": lambda dtype, size: one_step(dtype, size, _EVERYTHING, biased=True),
+    "decode step: separate form": lambda dtype, size: one_step(dtype, size, RULES, 2),
+    "decode step: standard": lambda dtype, size: one_step(dtype, size, Rules()),
+    "eviction order: everything": lambda dtype, size: one_order(dtype, size, _EVERYTHING, biased=True),
+    "eviction order: separate form": lambda dtype, size: one_order(dtype, size, RULES, 2),
+    "eviction order: standard": lambda dtype, size: one_order(dtype, size, Rules()),
+}
+
+
+class Compiled(NamedTuple):
+    """What one compiled kernel takes of a card."""
+
+    kernel: str
+    options: dict[str, int]  # sizes of tiles, warps, stages
+    registers: int  # of a thread
+    spill_stores: int  # bytes of a thread
+    spill_loads: int
+    shared: int  # bytes of shared memory
+    tensor: int  # columns of tensor memory, which sm_100 has
+
+
+def compile_launches(call: Callable[[], object], capability: int) -> list[Compiled]:
+    """What `call` would launch on a card of that capability (80 is sm_80), each kernel once. Nothing runs."""
+    found: dict[str, Compiled] = {}
+
+    def compile_one(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+        name = kernel.fn.__name__
+        if name not in found:
+            found[name] = _compile(kernel, grid, arguments, options)
+
+    with configs.pretend(capability), _target(capability), instead(compile_one):
+        call()
+    return list(found.values())
+
+
+def sources() -> str:
+    """A hash of what is compiled: the kernels' text and their configurations."""
+    files = [*sorted(Path(kernels.__file__).parent.glob("*.py")), Path(configs.__file__)]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
+
+
+_known: dict[int, tuple[object, Compiled]] = {}  # by Triton's object, which it has one of for equal arguments
+
+
+def _compile(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> Compiled:
+    log = io.StringIO()
+    with contextlib.redirect_stdout(log):
+        made = kernel.warmup(*arguments, grid=grid, **options)
+    if id(made) not in _known:
+        _known[id(made)] = made, _read(kernel, made, log.getvalue(), options)
+    return _known[id(made)][1]
+
+
+def _read(kernel: Any, made: Any, said: str, options: dict[str, Any]) -> Compiled:
+    """From what ptxas said, and from what Triton says."""
+
+    def number(pattern: str) -> int:
+        match = re.search(pattern, said)
+        if match is None:
+            raise RuntimeError(f"ptxas did not say what {kernel.fn.__name__} takes: {said!r}")
+        return int(match[1])
+
+    return Compiled(
+        kernel.fn.__name__,
+        {name: int(value) for name, value in options.items() if name not in ALWAYS},
+        number(r"Used (\d+) registers"),
+        number(r"(\d+) bytes spill stores"),
+        number(r"(\d+) bytes spill loads"),
+        made.metadata.shared,
+        int(getattr(made.metadata, "tmem_size", 0) or 0),
+    )
+
+
+@contextlib.contextmanager
+def _target(capability: int) -> Iterator[None]:
+    """Within it Triton takes this machine for one with such a card, compiles anew, and shows what ptxas says."""
+    from triton import knobs
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import DriverBase
+    from triton.runtime import driver
+
+    class Absent(DriverBase):
+        """As much of a driver as the compiler asks for."""
+
+        @classmethod
+        def is_active(cls) -> bool:
+            return True
+
+        def map_python_to_cpp_type(self, ty: str) -> str:
+            raise NotImplementedError
+
+        def get_current_target(self) -> Any:
+            return GPUTarget("cuda", capability, 32)
+
+        def get_active_torch_device(self) -> Any:
+            raise NotImplementedError
+
+        def get_benchmarker(self) -> Any:
+            raise NotImplementedError
+
+        def get_current_device(self) -> int:
+            return capability  # compiled kernels are kept for each device
+
+        def get_current_stream(self, device: int) -> int:
+            return 0
+
+    before = driver._active
+    driver.set_active(Absent())
+    try:
+        with knobs.compilation.scope(), knobs.nvidia.scope():
+            knobs.compilation.always_compile = True
+            knobs.nvidia.dump_ptxas_log = True
+            yield
+    finally:
+        driver._active = before
 
 
 @dataclass(frozen=True)
@@ -105,8 +329,8 @@ DECODE = ("step", "strip_logits", "evict")
 
 def compiled(name: str, target: int, dtype: str, size: int) -> list[Row]:
     """The kernels of one call."""
-    call = {**calls.CALLS, **calls.RARER}[name]
-    found = ahead.compile_launches(lambda: call(getattr(torch, dtype), size), target)
+    call = {**CALLS, **RARER}[name]
+    found = compile_launches(lambda: call(getattr(torch, dtype), size), target)
     limit = configs.card_of(target).shared
     rows = []
     for x in found:
@@ -175,7 +399,7 @@ def main() -> None:
     parser.add_argument("--targets", type=int, nargs="+", default=list(TARGETS), choices=sorted(configs.CARDS))
     parser.add_argument("--dtypes", nargs="+", default=list(DTYPES), choices=DTYPES)
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES), choices=SIZES)
-    parser.add_argument("--calls", nargs="+", default=list(calls.CALLS), choices=list(calls.CALLS))
+    parser.add_argument("--calls", nargs="+", default=list(CALLS), choices=list(CALLS))
     parts = parser.add_mutually_exclusive_group()
     parts.add_argument("--no-rarer", action="store_true", help="leave out the rarer calls")
     parts.add_argument("--only-rarer", action="store_true", help="leave out the usual calls")
@@ -186,11 +410,11 @@ def main() -> None:
     if os.environ.get("TRITON_INTERPRET", "0") != "0":
         parser.error("TRITON_INTERPRET is set: nothing would be compiled")
     records.check_output(args.out)
-    kernels = ahead.sources()
+    text = sources()
     if args.extend:
-        before(args.out, kernels)
+        before(args.out, text)
     usual = [] if args.only_rarer else list(product(args.calls, args.targets, args.dtypes, args.sizes))
-    todo = usual + [(name, *RARER) for name in ([] if args.no_rarer else calls.RARER)]
+    todo = usual + [(name, *RARER_ON) for name in ([] if args.no_rarer else RARER)]
     found: list[list[Row]] = []
     progress = Shown()
     progress.begin(len(todo), "compiling")
@@ -201,14 +425,14 @@ def main() -> None:
     progress.end()
     rows, others = ([row for each in some for row in each] for some in (found[: len(usual)], found[len(usual) :]))
     if args.extend:  # another may have written meanwhile
-        old = before(args.out, kernels)
+        old = before(args.out, text)
         rows, others = merged(old.rows, rows), merged(old.rarer, others)
     targets = in_short(rows)
     draw(targets)
     outside = [row for row in (*rows, *others) if row.shared > row.limit]
     for row in outside:
         print(f"{row.kernel} of {row.call!r} on sm_{row.target} takes {row.shared:,} bytes, and has {row.limit:,}")
-    print(records.write_record(args.out, Record(kernels, tuple(targets), tuple(rows), tuple(others)), seed=None))
+    print(records.write_record(args.out, Record(text, tuple(targets), tuple(rows), tuple(others)), seed=None))
     raise SystemExit(bool(outside))
 
 

@@ -9,6 +9,7 @@ that begins with the number. What is measured is kept beside the record until th
 from __future__ import annotations
 
 import argparse
+import copy
 import hashlib
 import math
 import random
@@ -92,7 +93,7 @@ class Reader:
             new = item.ids[:, self.read : item.place]
             self.model(new, past_key_values=self.cache, logits_to_keep=1)
             self.read = item.place
-        cache = self.cache.take_rows(0)
+        cache = copy.deepcopy(self.cache)
 
         def said(ids: torch.Tensor) -> str:
             return self.tokenizer.decode(ids[0, item.ids.shape[1] :].tolist()).strip()

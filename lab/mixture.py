@@ -23,6 +23,7 @@ The rules:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gzip
 import hashlib
 import json
@@ -34,6 +35,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from selattn.cli._options import Parser
 from selattn.data.files import find_files, read_file, read_objects
 from selattn.errors import SelattnError
 from selattn.utils.files import folders_for, write_json
@@ -233,10 +235,25 @@ def find_sources(given: Sequence[str]) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for each in given:
         name, equals, path = each.partition("=")
-        if equals:
-            found[name] = Path(path)
-        else:
-            found |= {file.name.split(".")[0]: file for file in find_files(Path(each))}
+        here = [(name, Path(path))] if equals else [(f.name.split(".")[0], f) for f in find_files(Path(each))]
+        for name, file in here:
+            if name in found:
+                raise SelattnError(f"two sources are called {name!r}: give one another name, NAME=PATH")
+            found[name] = file
+    return found
+
+
+def _shares(given: Sequence[str]) -> dict[str, float]:
+    found = {}
+    for name, value in _pairs(given, "--share").items():
+        with contextlib.suppress(ValueError):
+            found[name] = float(value)
+        if not 0 < found.get(name, 0) < 1:
+            raise SelattnError(f"--share takes NAME=X with 0 < X < 1, not '{name}={value}'")
+    if sum(found.values()) >= 1:
+        raise SelattnError(
+            f"the shares add up to {sum(found.values()):g}: leave some of the text to sources without one"
+        )
     return found
 
 
@@ -249,7 +266,7 @@ def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
 
 def main(argv: Sequence[str]) -> int:
     """The command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m lab mixture", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="NAME=PATH, or a folder of .jsonl files")
@@ -259,11 +276,18 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--separator", action="append", default=[], metavar="NAME=SEPARATOR", help="of a .txt source")
     args = parser.parse_args(argv)
     sources = find_sources(args.sources)
-    shares = {name: float(value) for name, value in _pairs(args.share, "--share").items()}
+    shares = _shares(args.share)
     separators = _pairs(args.separator, "--separator")
     for name in (*args.unseen, *shares, *separators):
         if name not in sources:
             raise SelattnError(f"there is no source {name!r}: there are {', '.join(sources)}")
+    for name in set(args.unseen) & set(shares):
+        raise SelattnError(f"{name} is unseen: --share would change nothing")
+    for name in separators:
+        if not any(".txt" in file.name for file in find_files(sources[name])):
+            raise SelattnError(f"{name} has no .txt file: --separator would change nothing")
+    if set(args.unseen) == set(sources):
+        raise SelattnError("every source is unseen: leave one to train on")
     counts = build(sources, args.out, args.unseen, shares, separators)
     for name, found in counts.items():
         characters = sum(int(value) for key, value in found.items() if key.endswith(": characters"))

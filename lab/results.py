@@ -7,13 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lab.engine.earlier import earlier_records
-from lab.engine.frame import Cell, Claim, Reproduction
+from lab.engine.records import LEAST, Cell, Claim, Reproduction, verdict
 from lab.engine.tables import conditions, seeds_of, table_of, what_was_run
-from lab.engine.verdicts import LEAST, verdict
 from lab.experiments import EXPERIMENTS, find_experiment
-from lab.experiments.local import SAME
-from lab.experiments.model_size import DISAGREES
+from lab.experiments.language import DISAGREES, SAME
 from selattn.utils.files import write_json, write_text
 from selattn.utils.records import read_body, read_record
 from selattn.utils.tables import Table
@@ -46,7 +43,7 @@ _LONG = 16  # rows of a table that a reader has to ask for
 
 
 def write_results(records: Path, page: Path) -> Path:
-    """Write the page from the records in `results/reproduce` and beside it, whose conclusions are drawn anew first."""
+    """Write the page from the records, whose conclusions are drawn again first."""
     for record in _files(records):
         conclude(record)
     write_text(page, results_page(records))
@@ -54,7 +51,7 @@ def write_results(records: Path, page: Path) -> Path:
 
 
 def conclude(file: Path) -> bool:
-    """Draw the conclusions of a record anew with the code of now, in its file; says whether any has changed.
+    """Draw the conclusions of a record again with the code of now, in its file; True if any has changed.
 
     What was measured, and where and when, stays as it is.
     """
@@ -85,9 +82,14 @@ def results_page(records: Path) -> str:
 def all_records(records: Path) -> list[Reproduction]:
     """Those of the experiments, the largest scale first, and those of before; a smoke test shows nothing."""
     found = [read_body(file, Reproduction) for file in _files(records)]
-    found += earlier_records(records.parent)
+    found += earlier_records(records)
     order = list(EXPERIMENTS)
     return sorted(found, key=lambda record: (order.index(record.experiment), record.earlier is not None))
+
+
+def earlier_records(records: Path) -> list[Reproduction]:
+    """The records of numbers that other commands measured before there were experiments."""
+    return [read_body(file, Reproduction) for file in sorted((records / "earlier").glob("*.json"))]
 
 
 def _files(records: Path) -> list[Path]:

@@ -1,14 +1,21 @@
-"""T5 with span corruption: a run's data and settings, its config, and a model whose decoder selects, or does not."""
+"""T5 with span corruption (the paper's appendix): a run's data and settings, a model whose decoder selects, its runs.
+
+The paper takes "the standard T5 pre-training recipe and code from T5X": Adafactor, the inverse square root of the step
+with 10,000 steps of warm-up (here from 0, there constant), 128 rows of 512 tokens, no dropout. It does not say which
+T5: these are the sizes of the first (Raffel et al., 2020).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 
-from lab.tasks.sentinels import COUNT, sentinels_of, with_sentinels
-from lab.tasks.spans import Spans, SpanSamples, TextRows
+from lab.scales import PAIR
+from lab.spans import COUNT, Spans, SpanSamples, TextRows, sentinels_of, with_sentinels
 from selattn.cache import Budgets
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
@@ -17,13 +24,22 @@ from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.settings import StockSettings
 from selattn.models.stock.t5 import describe_t5
 from selattn.ops import Selection
-from selattn.training.config import RunConfig, TextData
+from selattn.training.config import (
+    Batching,
+    Checkpoints,
+    Evaluation,
+    Machine,
+    Optimizer,
+    RunConfig,
+    Schedule,
+    TextData,
+)
 from selattn.training.datasets import VALIDATION, Data, samples, stores_of
 from selattn.training.maker import Made
 from selattn.training.memory import Sizes, check_memory
 from selattn.training.model import Course, check_course
 
-_SIZES = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads")
+_FIELDS = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads")
 
 
 @dataclass(frozen=True)
@@ -91,7 +107,7 @@ class T5Settings:
     cache_budgets: int | list[int] | None = None
 
     def __post_init__(self) -> None:
-        for name in _SIZES:
+        for name in _FIELDS:
             if getattr(self, name) < 1:
                 raise SelattnError(f"model.{name} must be at least 1, not {getattr(self, name)}")
         if not 0 <= self.dropout_rate < 1:
@@ -103,12 +119,14 @@ class T5Settings:
 def t5_settings(run: RunConfig) -> T5Settings:
     """The run's model; one line for a setting that T5 does not have, or that does not go with it."""
     try:
-        found = T5Settings(**run.model)
+        chosen = T5Settings(**run.model)
     except TypeError as error:
         raise SelattnError(f"the model of {run.name}: {error}") from None
     if run.start.model is not None or run.start.ramp or run.shrink.steps:
-        raise SelattnError("a run with span corruption begins anew: leave start.model, start.ramp and shrink.steps out")
-    return found
+        raise SelattnError(
+            "a run with span corruption begins with new weights: leave start.model, start.ramp and shrink.steps out"
+        )
+    return chosen
 
 
 def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
@@ -127,7 +145,7 @@ def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
         special = {"pad_token_id": tokenizer.pad_id, "eos_token_id": tokenizer.eos_id}
         special["decoder_start_token_id"] = tokenizer.pad_id
     same = ("feed_forward_proj", "dropout_rate", "tie_word_embeddings")
-    sizes = {name: getattr(chosen, name) for name in (*_SIZES, *same)}
+    sizes = {name: getattr(chosen, name) for name in (*_FIELDS, *same)}
     config: Any = config_class(FAMILIES["t5"])(vocab_size=vocabulary, **sizes, **special)
     config.selattn = StockSettings(
         selection=Selection() if chosen.attention == "selective" else None,
@@ -151,8 +169,8 @@ class T5Ends:
 
 def t5_ends(config: Any) -> T5Ends:
     """What its config says of that."""
-    found = describe_t5(config)
-    return T5Ends(found.layers, found.selects, StockSettings.from_dict(config.selattn).strength, found.budgets)
+    decoder = describe_t5(config)
+    return T5Ends(decoder.layers, decoder.selects, StockSettings.from_dict(config.selattn).strength, decoder.budgets)
 
 
 @dataclass(frozen=True)
@@ -177,14 +195,16 @@ class T5Models:
         """The model's settings."""
         return t5_settings(run)
 
-    def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
-        """By the sizes of encoder and decoder together."""
-        found = t5_settings(run)
+    def check(self, run: RunConfig, devices: int, device: torch.device) -> None:
+        """By the sizes of encoder and decoder together; then its config and its course."""
+        settings = t5_settings(run)
         assert isinstance(run.data, SpanData)
-        layers, vocabulary = found.num_layers + found.num_decoder_layers, found.vocab_size or run.data.vocabulary
-        layer = 4 * found.num_heads * found.d_kv + 2 * found.d_ff
-        sizes = Sizes(found.d_model * (vocabulary + layers * layer), vocabulary, layers, found.d_model)
+        layers = settings.num_layers + settings.num_decoder_layers
+        vocabulary = settings.vocab_size or run.data.vocabulary
+        layer = 4 * settings.num_heads * settings.d_kv + 2 * settings.d_ff
+        sizes = Sizes(settings.d_model * (vocabulary + layers * layer), vocabulary, layers, settings.d_model)
         check_memory(run, devices, device, sizes)
+        check_course(run, t5_ends(t5_config(run, None)))
 
     def prepare(self, run: RunConfig, progress: bool) -> Data:
         """Other noise in each pass over the training rows, and the same one whenever it is evaluated."""
@@ -206,3 +226,51 @@ class T5Models:
         ends = t5_ends(config)
         check_course(run, ends)
         return Made(model_class(FAMILIES["t5"])(config), Course(run, ends))
+
+
+SIZES = {
+    "small": {"d_model": 512, "d_ff": 2048, "num_layers": 6, "num_decoder_layers": 6, "num_heads": 8},
+    "base": {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_decoder_layers": 12, "num_heads": 12},
+    "large": {"d_model": 1024, "d_ff": 4096, "num_layers": 24, "num_decoder_layers": 24, "num_heads": 16},
+}
+TINY = {"d_model": 128, "d_ff": 384, "d_kv": 32, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+_T5X = Optimizer(kind="adafactor", lr=0.01, weight_decay=0.0, clip=0.0)
+
+
+def at_paper_scale(name: str, size: dict[str, Any], kind: str) -> RunConfig:
+    """A run of the appendix. T5's own tokenizer can be given as data.tokenizer; else one of its size is trained."""
+    return T5Run(
+        name,
+        data=SpanData(source="c4", vocabulary=32_000, context=512),
+        model={"attention": kind, **size, "vocab_size": 32_128},
+        optimizer=_T5X,
+        schedule=Schedule(steps=524_288, warmup=10_000, decay="inverse_sqrt"),
+        batch=Batching(size=128),
+        evaluation=Evaluation(every=8_192, rows=8_192),
+        machine=Machine(precision="bf16"),
+    )
+
+
+def tiny(name: str, kind: str) -> RunConfig:
+    """Two layers each way, 128 tokens in and 29 out: minutes on a laptop, on the text that comes with Python."""
+    return T5Run(
+        name,
+        data=SpanData(vocabulary=3072, context=128),
+        model={"attention": kind, **TINY},
+        optimizer=Optimizer(kind="adafactor", lr=0.02, weight_decay=0.0),
+        schedule=Schedule(steps=400, warmup=40, decay="linear"),
+        batch=Batching(size=16),
+        evaluation=Evaluation(every=50, rows=256, batch=32),
+        checkpoints=Checkpoints(every=100),
+        log_every=20,
+    )
+
+
+RUNS: dict[str, Callable[[], RunConfig]] = {
+    **{
+        f"c4-t5-{size}-{kind}": partial(at_paper_scale, f"c4-t5-{size}-{kind}", sizes, kind)
+        for size, sizes in SIZES.items()
+        for kind in PAIR
+    },
+    **{f"t5-tiny-{kind}": partial(tiny, f"t5-tiny-{kind}", kind) for kind in PAIR},
+}

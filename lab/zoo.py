@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from lab.runs import find_run
-from lab.runs.zoo import RUNS
+from lab.runs import ZOO, find_run
 from selattn.cli import _options
 from selattn.cli._options import Parser
 from selattn.cli.main import INTERRUPTED
@@ -53,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def names() -> list[str]:
     """The models that the zoo is to have."""
-    return [run.removeprefix("zoo-") for run in RUNS]
+    return [run.removeprefix("zoo-") for run in ZOO]
 
 
 def reads_text(name: str) -> bool:

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     from selattn.conversion import convert
     from selattn.evaluation import evaluate
     from selattn.evaluation.tracing import trace
-    from selattn.models import NewForm, SelectiveConfig, SelectiveForCausalLM, load, make_selective, make_standard
+    from selattn.models import (
+        NewForm,
+        SelectiveConfig,
+        SelectiveForCausalLM,
+        evicting,
+        load,
+        make_selective,
+        make_standard,
+    )
     from selattn.ops import AuxOutput, AuxRequest, Selection, Sequences, causal_attention, selective_attention
     from selattn.pruning import prune
     from selattn.training import train
@@ -54,6 +62,7 @@ __all__ = [
     "causal_attention",
     "convert",
     "evaluate",
+    "evicting",
     "eviction_order",
     "explore",
     "kept_positions",
@@ -73,7 +82,7 @@ _HOMES = {
     **dict.fromkeys(("Budgets", "H2O", "Policy", "Selective", "Threshold", "Tova", "Window"), "selattn.cache"),
     "SelectiveCache": "selattn.cache",
     **dict.fromkeys(("eviction_order", "kept_positions"), "selattn.cache"),
-    **dict.fromkeys(("NewForm", "make_selective", "make_standard"), "selattn.models"),
+    **dict.fromkeys(("NewForm", "evicting", "make_selective", "make_standard"), "selattn.models"),
     "convert": "selattn.conversion",
     "evaluate": "selattn.evaluation",
     "explore": "selattn.views.explorer",

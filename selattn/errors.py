@@ -15,6 +15,10 @@ class SelattnError(ValueError):
     """
 
 
+class UnknownSourceError(SelattnError):
+    """A text is neither a known name nor a file or folder."""
+
+
 class CannotWriteError(SelattnError):
     """The system refuses to write a file.
 
@@ -28,6 +32,16 @@ class CannotWriteError(SelattnError):
         if not advice and self.full:
             advice = "free some space, or write elsewhere"
         super().__init__(f"cannot write {shortened(path)}: {self.reason}" + (f"; {advice}" if advice else ""))
+
+
+class NotFiniteError(SelattnError):
+    """A model computes what is no number."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"{found}: the model's weights are damaged, or too large for its precision; take an earlier checkpoint, "
+            "or load it in fp32"
+        )
 
 
 class DivergedError(SelattnError):

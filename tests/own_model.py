@@ -26,11 +26,8 @@ class Notebook:
     def rows(self):
         return len(self.texts)
 
-    def new_like(self):
-        return Notebook(self.budgets, self.policy)
-
-    def append(self, other):
-        self.texts += [list(text) for text in other.texts]
+    def reserve(self, rows):
+        self.texts += [[] for _ in range(rows - len(self.texts))]
 
     @contextmanager
     def only(self, rows):
@@ -38,8 +35,9 @@ class Notebook:
         yield
         self.active = None
 
-    def batch_select_indices(self, indices):
-        self.texts = [self.texts[i] for i in indices.tolist()]
+    def clear_rows(self, rows):
+        for row in rows:
+            self.texts[row] = []
 
     def drafting(self):
         return nullcontext()
@@ -111,13 +109,12 @@ class OwnModel(nn.Module):
         return self.out(x.tanh())
 
     def continued(self, cache, ids, mask, last):
-        """Each text with its new tokens; of one that sits out, anything."""
+        """Each text of the batch with its new tokens."""
         cache.texts = cache.texts or [[] for _ in ids]
         found = torch.zeros(*ids.shape, self.description.vocab_size, dtype=torch.float64)
-        for row, text in enumerate(cache.texts):
-            if cache.active is None or row in cache.active:
-                real = slice(None) if mask is None else mask[row].bool()
-                text += ids[row][real].tolist()
-                logits = self.whole(torch.tensor([text]), None, cache.budgets, cache.policy or "selective")[0]
-                found[row][real] = logits[-len(found[row][real]) :]
+        for at, row in enumerate(range(len(ids)) if cache.active is None else cache.active):
+            real = slice(None) if mask is None else mask[at].bool()
+            cache.texts[row] += ids[at][real].tolist()
+            logits = self.whole(torch.tensor([cache.texts[row]]), None, cache.budgets, cache.policy or "selective")[0]
+            found[at][real] = logits[-len(found[at][real]) :]
         return found[:, -last:]

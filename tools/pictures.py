@@ -20,7 +20,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from lab.engine.frame import Reproduction
+from lab.engine.records import Reproduction
 from lab.experiments import find_experiment
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError
@@ -63,7 +63,7 @@ def plots() -> dict[str, str]:
 
 
 # Figures of the lab's experiments, drawn again from their records.
-REPRODUCED = ("course", "comparison")
+REPRODUCED = ("course",)
 # Views of the explorer, as its address bar has them, with the width, the height and the theme of the window.
 EXPLORER = f"explore zoo:selective --text {TEXT} --policies selective h2o --budgets 32 64"
 VIEWS = {

@@ -1,10 +1,15 @@
-/* Eviction policies, by the names and parameters that `compiled()` in selattn/eviction/policies.py gives them. */
+/* Eviction policies, by the names and parameters that `compiled()` in selattn/cache/policies.py gives them. */
 #ifndef SELATTN_POLICIES_H
 #define SELATTN_POLICIES_H
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+
+/* H2O: how many of the latest kept tokens are safe; the coming token is one of the `parameter` of the budget. */
+static inline int64_t safe_tokens(double parameter, int64_t budget) {
+    return std::max<int64_t>((int64_t)std::floor(parameter * (double)budget) - 1, 0);
+}
 
 enum { POLICY_SELECTIVE, POLICY_H2O, POLICY_TOVA, POLICY_WINDOW };
 
@@ -15,8 +20,8 @@ static inline T rank_of(int64_t policy, double parameter, int64_t budget, int64_
     switch (policy) {
     case POLICY_SELECTIVE:
         return f;
-    case POLICY_H2O: /* `parameter` of the budget is for the latest tokens, the coming one among them */
-        return newer < (int64_t)std::floor(parameter * (double)budget) - 1 ? safe : -score;
+    case POLICY_H2O:
+        return newer < safe_tokens(parameter, budget) ? safe : -score;
     case POLICY_TOVA:
         return -score;
     default: /* POLICY_WINDOW: the first `parameter` tokens are safe, as many as leave room for the coming one */

@@ -30,25 +30,29 @@
 
 STRUCT(Eviction, EVICTION_LIST)
 
-/* One token for each row of the batch, over the slots of a layer. */
+/* One token for each sequence of the batch, over a pool of slots. Sequence b is row rows[b] of the pool; what is of a row is
+ * dense, and rows lie as far apart as the strides say, in elements of each array. */
 #define STEP_LIST(INT, REAL, STRIDES, POINTER)                                                                                 \
     INT(policy) REAL(parameter) INT(B) INT(H) INT(G) INT(C) INT(D) INT(Dv)                                                     \
     INT(budget) INT(used) INT(dtype) INT(threads) /* budget 0: none; used: slots that may be taken */                          \
     INT(P) INT(S)                                 /* with P > 1, mask s is of order s * P / S, which alone it selects in */     \
     POINTER(const void, query) POINTER(const void, key) POINTER(const void, value)                                             \
     STRIDES(query_stride) STRIDES(key_stride) STRIDES(value_stride)                                                            \
-    POINTER(void, keys) POINTER(void, values) /* [B,G,C,D], [B,G,C,Dv] of the tokens' own type */                              \
-    POINTER(int32_t, position)                /* [B,P,C], -1 for an empty slot */                                              \
-    POINTER(void, f)                          /* [B,S,C] T, or null: standard attention */                                     \
+    POINTER(const int64_t, rows)              /* [B], each once; null: sequence b is row b */                                  \
+    POINTER(void, keys) POINTER(void, values) /* [R,G,C,D], [R,G,C,Dv] of the tokens' own type */                              \
+    POINTER(int32_t, position)                /* [R,P,C], -1 for an empty slot */                                              \
+    POINTER(void, f)                          /* [R,S,C] T, or null: standard attention */                                     \
+    POINTER(void, score)                      /* [R,P,C] T, or null: the policy keeps none */                                  \
+    INT(keys_row) INT(values_row) INT(position_row) INT(f_row) INT(score_row) INT(form_keys_row)                               \
     POINTER(const int64_t, length)            /* [B] tokens so far */                                                          \
-    POINTER(const bool, real)                 /* [B] false: the row sits out; null: none does */                               \
+    POINTER(const bool, real)                 /* [B] false: the token is padding; null: none is */                             \
     RULES_LIST(INT, REAL)                                                                                                      \
     /* [B,H,1,used + 1] T or null: added after scale and soft cap; of the slots as they were, then of the new token */         \
     POINTER(const void, bias) STRIDES(bias_stride)                                                                             \
     POINTER(const int64_t, heads) /* [S] the selecting heads; null: a form selects */                                          \
     POINTER(const void, form_query) POINTER(const void, form_key) /* [B,S,1,size] of the new token */                          \
     STRIDES(form_query_stride) STRIDES(form_key_stride) INT(form_size) INT(form_dtype)                                         \
-    POINTER(void, form_keys) /* [B,S,C,size] of the slots */                                                                   \
+    POINTER(void, form_keys) /* [R,S,C,size] of the slots */                                                                   \
     POINTER(void, output)    /* [B,H,1,Dv] */
 
 STRUCT(Step, STEP_LIST)

@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lab.engine.frame import Need
+from lab.engine.experiment import Need, changed_beside, of_seed
 from lab.engine.progress import Overview
-from lab.engine.recorded import Recorded, Records
-from lab.engine.settings import changed_beside
 from lab.engine.store import Store, Trained
-from lab.runs.scales import Scale
+from lab.scales import Scale
 from selattn.errors import SelattnError
 from selattn.evaluation.text import Text
 from selattn.models.loading import Loaded
@@ -41,8 +39,8 @@ class Memory:
         name = json.dumps(dict(key), sort_keys=True)
         if name not in self._found:
             self._found[name] = self._parts.get(dict(key), kind, measure)
-        found: T = self._found[name]
-        return found
+        value: T = self._found[name]
+        return value
 
 
 class Lab:
@@ -58,7 +56,6 @@ class Lab:
         overview: is told of trainings.
         questions: a folder with the questions of the downstream tasks; None for the hub.
         settings: `field=value` that every training has.
-        records: where losses of trainings stand that are not trained again; None trains what is not in the store.
     """
 
     def __init__(
@@ -72,12 +69,11 @@ class Lab:
         overview: Overview,
         questions: Path | None = None,
         settings: Sequence[str] = (),
-        records: Records | None = None,
     ) -> None:
         self.scale, self.seeds, self.store = scale, tuple(seeds), store
         self.needs = {name: need.changed(settings) for name, need in needs.items()}
         self.memory, self.team, self.overview, self.questions = memory, team, overview, questions
-        self.used: dict[str, Trained | Recorded] = {}
+        self.used: dict[str, Trained] = {}
         self.settings: dict[str, Any] = {
             "source": scale.data.source,
             "set": list(settings),
@@ -85,7 +81,7 @@ class Lab:
             "positions": list(scale.tried),
         }
         self._tokens: dict[str, str] = {}
-        self._plain, self._changes, self._records = tuple(needs.values()), settings, records
+        self._plain, self._changes = tuple(needs.values()), settings
 
     def trained(self, name: str, seed: int | None = None) -> Trained:
         """A model that was needed; `seed` completes its name."""
@@ -95,33 +91,19 @@ class Lab:
         """A model that comes up on the way, such as one with budgets that were just found; trained if it is new."""
         return self._trained(name, changed_beside(need, self._plain, self._changes))
 
-    def known(self, name: str, seed: int | None = None) -> Trained | Recorded:
-        """A model that was needed, or what a record tells of it."""
-        whole = of_seed(name, seed)
-        if whole in self.used:
-            return self.used[whole]
-        need = self.needs[whole]
-        recorded = None if self._records is None else self._records.find(need)
-        if recorded is None or self.store.find(need) is not None:
-            return self._trained(whole, need)
-        self._check_text(recorded)
-        self.used[whole] = recorded
-        return recorded
-
     def _trained(self, name: str, need: Need) -> Trained:
-        there = self.used.get(name)
-        if isinstance(there, Trained):
-            return there
-        found = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
-        if found is None:
+        if name in self.used:
+            return self.used[name]
+        model = self.store.find(need) or self.store.train(need, self.overview.display(name, need))
+        if model is None:
             raise InterruptedTraining
-        self._check_text(found)
-        self.used[name] = found
-        return found
+        self._check_text(model)
+        self.used[name] = model
+        return model
 
     def losses(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
         """The last loss of a model on a set of its run, for each seed; None where it diverged."""
-        scores = [self.known(name, seed).score(set_name) for seed in self.seeds]
+        scores = [self.trained(name, seed).score(set_name) for seed in self.seeds]
         return tuple(None if score is None else score.loss for score in scores)
 
     def accuracies(self, name: str, set_name: str = "validation") -> tuple[float | None, ...]:
@@ -146,13 +128,13 @@ class Lab:
         return self.memory.get(key, kind, measure)
 
     def place(self, what: str, **of: Any) -> Path:
-        """A folder for work that goes on where it was, named after what it depends on."""
+        """A folder for work that can be resumed, named after what it depends on."""
         key = hashlib.blake2b(json.dumps(of, sort_keys=True).encode(), digest_size=8).hexdigest()
         return self.store.work / f"{what}-{key}"
 
-    def _check_text(self, found: Trained | Recorded) -> None:
+    def _check_text(self, model: Trained) -> None:
         """Models of one table must have read the same text, whatever it is called."""
-        data = found.need.run.data
+        data = model.need.run.data
         if not isinstance(data, TextData):
             return
         for other in self.used.values():
@@ -160,14 +142,9 @@ class Lab:
             if not isinstance(theirs, TextData):
                 continue
             same = replace(theirs, context=data.context, layout=data.layout) == data
-            known = found.data_checksums and other.data_checksums  # early versions noted none
-            if same and known and other.data_checksums != found.data_checksums:
+            known = model.data_checksums and other.data_checksums  # early versions noted none
+            if same and known and other.data_checksums != model.data_checksums:
                 raise SelattnError(
-                    f"{found.where} and {other.where} were trained on different texts of the same name: "
-                    "begin another store with --store, and adopt the runs of one text only"
+                    f"{model.folder} and {other.folder} were trained on different texts of the same name: "
+                    "give another --store for this text"
                 )
-
-
-def of_seed(name: str, seed: int | None) -> str:
-    """The name of a need with its seed."""
-    return name if seed is None else f"{name}, seed {seed}"

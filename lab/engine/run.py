@@ -1,41 +1,48 @@
-"""Train what is missing, measure, and write: `reproduce("efficiency", scale="laptop", source="my.txt")`.
+"""Train what is missing, measure, and write: `reproduce("efficiency", scale="laptop", source="my.txt")`; and `again`.
 
-It can be interrupted at any time, and the same call goes on: trainings from their checkpoints, searches from their last
+It can be interrupted at any time, and the same call resumes: trainings from their checkpoints, searches from their last
 iteration, and what has been measured is not measured again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from lab.engine.frame import Experiment, Need, Reproduction
+from lab.engine.experiment import Experiment, Need, field_of, varied
 from lab.engine.lab import InterruptedTraining, Lab, Memory
 from lab.engine.progress import Overview
-from lab.engine.recorded import Records
-from lab.engine.settings import check_settings, with_reading
+from lab.engine.records import Reproduction
 from lab.engine.store import Store
 from lab.engine.tables import table_of
 from lab.experiments import EXPERIMENTS, find_experiment
-from lab.runs.scales import Scale, find_scale
+from lab.scales import Scale, find_scale
 from lab.tasks import Task
-from selattn.errors import SelattnError
+from selattn.data import Reading
+from selattn.errors import SelattnError, UnknownSourceError
+from selattn.training.config import RunConfig, TextData
+from selattn.training.overrides import override
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
 from selattn.utils.journal import Parts, open_parts
-from selattn.utils.records import check_output, read_body, write_record
+from selattn.utils.records import Provenance, check_output, machine, read_body, revision, versions, write_record
 from selattn.views.plot.style import write_figure
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
 NOTHING, TASK = "nothing is trained", "sequences of the task"  # where a record says what its models read
+GIVE_A_TEXT = "name a text of yours with --source TEXT; docs/data.md tells how to make one like enwik8-clean"
 MEASURED = "measured"  # in the store's work: what has been measured
+_ELSEWHERE = {"seed": "--seeds", "data.source": "--source", "data.context": "the experiments"}
+_READING = [f"data.{each.name}" for each in dataclasses.fields(Reading)]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of an experiment.
+class Reproduced:
+    """An experiment that was carried out.
 
     Attributes:
         record: its record.
@@ -54,14 +61,12 @@ def reproduce(
     texts: Mapping[str, str] | None = None,
     seeds: Sequence[int] | None = None,
     positions: Sequence[str] | None = None,
-    store: str | Path = STORE,
-    adopt: Sequence[str | Path] = (),
+    store: str | Path | Store = STORE,
     out: str | Path = OUT,
-    extend: bool = False,
     settings: Sequence[str] = (),
     questions: str | Path | None = None,
     overview: Overview | None = None,
-) -> list[Outcome] | None:
+) -> list[Reproduced] | None:
     """Carry out experiments; None if Ctrl-C has ended a training.
 
     Args:
@@ -71,48 +76,48 @@ def reproduce(
         texts: files for wikitext and lm1b, where these are not to come from the hub.
         seeds: of the trainings; None for those of the scale.
         positions: "rotary", "learned" or both, of tables of losses at the laptop scale; None for both.
-        store: the folder of trained models.
-        adopt: folders with finished runs of `selattn train`, which are taken into the store first.
+        store: of trained models, or its folder.
         settings: `field=value` for every training, such as `machine.precision=bf16`.
         out: where records, tables and figures go, in a folder for each scale.
-        extend: take the losses of trainings that records in that folder tell of, and train the others only.
         questions: a folder with the questions of the downstream tasks; None for the hub, and made-up ones for smoke.
         overview: is shown how trainings proceed.
     """
     size, overview = find_scale(scale, source, texts, positions), overview or Overview()
     chosen = choose(names, size)
-    check_positions(chosen, size, positions)
-    check_extend(chosen, extend)
+    check_texts(chosen, size, source, texts or {})
     wanted = tuple(size.seeds if seeds is None else seeds)
     check_settings(settings, chosen, size)
     size = with_reading(size, settings)
-    kept, asked = Store(store), None if questions is None else Path(questions)
+    kept = store if isinstance(store, Store) else Store(store)
+    asked = None if questions is None else Path(questions)
 
     def waiting() -> None:
-        overview.say(f"another process measures with the models of {store}: waiting for it (not with another --store)")
+        overview.say(
+            f"another process measures with the models of {kept.folder}: waiting for it (not with another --store)"
+        )
 
     for experiment in chosen:
         check_output(Path(out) / size.name / f"{experiment.name}.json")
-    for folder in adopt:
-        for run, what in kept.adopt(folder).items():
-            overview.say(f"{run}: {what}")
     try:
-        records = Records(Path(out) / size.name) if extend else None
-        _train(all_needs(chosen, size, wanted, settings, records), kept, overview)
+        _train(all_needs(chosen, size, wanted, settings), kept, overview)
         with contextlib.closing(Team()) as team, contextlib.ExitStack() as stack:
-            found, memory = [], None
+            done, memory = [], None
             for experiment in chosen:
                 if memory is None and not experiment.losses_only:  # a table of losses measures nothing
                     memory = Memory(stack.enter_context(open_parts(kept.work / MEASURED, team, waiting)))
                 overview.say(f"measuring: {experiment.name}")
                 needs = experiment.needs(size, wanted)
                 known = memory or Memory(Parts(None, team))
-                lab = Lab(size, wanted, kept, needs, known, team, overview, asked, settings, records)
+                lab = Lab(size, wanted, kept, needs, known, team, overview, asked, settings)
                 record = _measured(experiment, lab)
-                found.append(Outcome(record, write(experiment, record, Path(out)) if team.leads else ()))
-            return found
+                done.append(Reproduced(record, write(experiment, record, Path(out)) if team.leads else ()))
+            return done
     except InterruptedTraining:
         return None
+    except UnknownSourceError as error:
+        if size.data.source not in str(error):
+            raise
+        raise SelattnError(f"{error}; {GIVE_A_TEXT}") from None
     finally:
         overview.end()
 
@@ -131,20 +136,43 @@ def choose(names: str | Sequence[str], scale: Scale) -> list[Experiment]:
     return chosen
 
 
-def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: Sequence[str] | None) -> None:
-    """Raise if positions are chosen for an experiment that does not try several."""
-    usual = find_scale(scale.name).tried  # which every record has in its settings, and `again` gives
-    for each in experiments if positions is not None and scale.tried != usual else ():
-        tried = [each.needs(replace(scale, tried=(name,)), (0,)) for name in ("rotary", "learned")]
-        if {need.key for need in tried[0].values()} == {need.key for need in tried[1].values()}:
-            raise SelattnError(f"--positions would change nothing: {each.name} does not try several")
+def sources_of(experiments: Sequence[Experiment], scale: Scale) -> set[str]:
+    """The texts that their models read."""
+    named = [pair for each in experiments for pair in each.needs(scale, (0,)).items()]
+    data = [need.run.data for pair in named for _, need in _with_those_before(*pair)]
+    return {each.source for each in data if not isinstance(each, Task)}
 
 
-def check_extend(experiments: Sequence[Experiment], extend: bool) -> None:
-    """Raise if losses of records are to be taken where the models themselves are measured."""
-    for each in experiments if extend else ():
-        if not each.losses_only:
-            raise SelattnError(f"--extend is for tables of losses: {each.name} measures the trained models themselves")
+def check_texts(experiments: Sequence[Experiment], scale: Scale, source: str | None, texts: Mapping[str, str]) -> None:
+    """Raise for a text that none of the experiments reads."""
+    given = {f"--text {name}": text for name, text in texts.items()} | ({} if source is None else {"--source": source})
+    for option, text in given.items():
+        if text not in sources_of(experiments, scale):
+            names = ", ".join(each.name for each in experiments)
+            raise SelattnError(f"{option} would change nothing: {names} reads no such text; leave it out")
+
+
+def check_settings(settings: Sequence[str], experiments: Sequence[Experiment], scale: Scale) -> None:
+    """Raise for settings that have an option of their own, or that an experiment chooses."""
+    fields = [field_of(setting) for setting in settings]
+    for name, instead in _ELSEWHERE.items():
+        if name in fields:
+            raise SelattnError(f"{name}=... is set by {instead}: leave it out of the settings")
+    whole = dataclasses.replace(scale, tried=find_scale(scale.name).tried)  # rows are named after their positions
+    chosen = {each.name: varied(each.needs(whole, (0,)).values()) for each in experiments} if fields else {}
+    for name in fields:
+        if those := [experiment for experiment, fields in chosen.items() if name in fields]:
+            raise SelattnError(
+                f"{name}=... cannot be set for {', '.join(those)}, whose own trainings differ in it: leave one out"
+            )
+
+
+def with_reading(scale: Scale, settings: Sequence[str]) -> Scale:
+    """The scale whose text is read as these settings say: what is measured on must be held out from the trainings."""
+    reading = [setting for setting in settings if field_of(setting) in _READING]
+    data = override(RunConfig(scale.name, scale.data), reading).data
+    assert isinstance(data, TextData)
+    return dataclasses.replace(scale, data=data)
 
 
 def needs_of(
@@ -159,20 +187,14 @@ def all_needs(
     scale: Scale,
     seeds: Sequence[int],
     settings: Sequence[str] = (),
-    records: Records | None = None,
 ) -> dict[str, Need]:
-    """What several experiments need, each training once under the first of its names, those they begin with first.
-
-    What `records` tell of is left out.
-    """
-    found: dict[str, tuple[str, Need]] = {}
+    """What several experiments need, each training once under the first of its names, those they begin with first."""
+    unique: dict[str, tuple[str, Need]] = {}
     for experiment in experiments:
         for name, need in needs_of(experiment, scale, seeds, settings).items():
-            if records is not None and records.find(need) is not None:
-                continue
             for title, each in _with_those_before(f"{experiment.name}, {name}", need):
-                found.setdefault(each.key, (title, each))
-    return dict(found.values())
+                unique.setdefault(each.key, (title, each))
+    return dict(unique.values())
 
 
 def _with_those_before(name: str, need: Need) -> Iterator[tuple[str, Need]]:
@@ -192,8 +214,8 @@ def _train(needs: dict[str, Need], store: Store, overview: Overview) -> None:
 
 def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
     for name in lab.needs:
-        lab.known(name)  # for the record, also those that the measurement reads another way
-    found = experiment.evaluate(lab)
+        lab.trained(name)  # for the record, also those that the measurement reads another way
+    measured = experiment.evaluate(lab)
     record = Reproduction(
         experiment=experiment.name,
         paper=experiment.paper,
@@ -201,12 +223,12 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
         scale=lab.scale.name,
         data=_read(lab),
         seeds=lab.seeds,
-        cells=found.cells,
-        claims=found.claims,
-        notes=found.notes,
+        cells=measured.cells,
+        claims=measured.claims,
+        notes=measured.notes,
         settings=lab.settings,
         models=tuple(each.used(name) for name, each in lab.used.items()),
-        details=found.details,
+        details=measured.details,
     )
     return experiment.concluded(record)
 
@@ -237,3 +259,107 @@ def write(experiment: Experiment, record: Reproduction, out: Path) -> tuple[Path
             added = f"-{name.replace(' ', '-')}" if name else ""
             files.append(write_figure(figure, path.with_name(f"{path.stem}{added}.png")))
     return tuple(files)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A record beside what came of running it again.
+
+    Attributes:
+        numbers: how many were compared.
+        differ: what differs: the place, the number in the record, the one of now.
+        around: what of machine, versions and commit is not as it was.
+    """
+
+    numbers: int
+    differ: tuple[str, ...]
+    around: tuple[str, ...]
+
+
+def again(
+    record: str | Path,
+    *,
+    source: str | None = None,
+    store: str | Path | None = None,
+    questions: str | Path | None = None,
+    overview: Overview | None = None,
+) -> Compared | None:
+    """Carry out the experiment of a record once more; None if Ctrl-C has ended a training.
+
+    Args:
+        record: its file, or the name of an experiment that has one in `results/reproduce`.
+        source: the text, where it lies elsewhere than the record says.
+        store: of trained models, which are not trained again then; None trains everything again, and leaves nothing.
+        questions: a folder with the questions of the downstream tasks, if it had one.
+        overview: is shown how trainings proceed.
+    """
+    path = _file_of(record)
+    before, made = read_body(path, Reproduction), read_body(path, Provenance)
+    if before.earlier is not None:
+        raise SelattnError(f"{path} was taken from {before.earlier}: run that record's command")
+    known, texts = before.settings["source"], before.settings.get("texts") or {}  # also where nothing reads them
+    if before.scale == "smoke":
+        known = None
+    read = sources_of([find_experiment(before.experiment)], find_scale(before.scale, source or known, texts))
+    with tempfile.TemporaryDirectory() as folder:
+        now = reproduce(
+            before.experiment,
+            before.scale,
+            source=source or (known if known in read else None),
+            texts={name: text for name, text in texts.items() if text in read},
+            seeds=before.seeds,
+            positions=before.settings.get("positions"),
+            settings=before.settings.get("set", ()),
+            store=Path(folder) / "store" if store is None else store,
+            out=Path(folder) / "out",
+            questions=questions,
+            overview=overview,
+        )
+        if now is None:
+            return None
+    return compare(find_experiment(before.experiment).concluded(before), now[0].record, made)
+
+
+def _file_of(record: str | Path) -> Path:
+    """A file as it is given; of an experiment the record of the largest scale."""
+    file = Path(record)
+    if file.exists() or file.suffix:
+        return file
+    name = find_experiment(str(record)).name
+    files = [each for scale in ("paper", "laptop", "smoke") if (each := OUT / scale / f"{name}.json").is_file()]
+    if not files:
+        raise SelattnError(f"there is no record of {name} in {OUT}: 'python -m lab {name}' makes one")
+    return files[0]
+
+
+def compare(before: Reproduction, now: Reproduction, made: Provenance) -> Compared:
+    """Every number of the tables and claims, these as the code of now puts them."""
+    numbers = {**_numbers(before)}
+    fresh = _numbers(now)
+    differ = [
+        f"{place}: {numbers.get(place)} in the record, {fresh.get(place)} now"
+        for place in dict.fromkeys([*numbers, *fresh])
+        if numbers.get(place) != fresh.get(place)
+    ]
+    return Compared(len(numbers), tuple(differ), _around(made))
+
+
+def _numbers(record: Reproduction) -> dict[str, float | None]:
+    numbers: dict[str, float | None] = {}
+    for cell in record.cells:
+        for of, value in zip(record.values, cell.values, strict=True):
+            numbers[f"{cell.row}, {cell.column}, seed {of}"] = value
+    for claim in record.claims:
+        numbers |= {f"{claim.text} ({number})": value for number, value in enumerate(claim.values)}
+    return numbers
+
+
+def _around(made: Provenance) -> tuple[str, ...]:
+    """What may excuse a difference."""
+    said = []
+    here = {**versions(), **machine(), "commit": revision()["commit"]}
+    there = {**made.versions, **made.machine, "commit": made.commit}
+    for name in there:
+        if name in here and there[name] != here[name]:
+            said.append(f"{name} was {there[name]} and is {here[name]}")
+    return tuple(said)

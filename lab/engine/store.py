@@ -1,29 +1,25 @@
 """Trained models by what they were trained with: every experiment that needs one finds it, whoever trained it.
 
-STORE/models/KEY/   a run's folder, as `selattn train` leaves it; of one that was adopted run.json, log.jsonl and model/
+STORE/models/KEY/   a run's folder, as `selattn train` leaves it
 STORE/models/KEY/diverged.json   instead of a model, if the loss was no number any more
 STORE/work/         searches, and what has been measured so far
 
-KEY is that of `selattn.training.identity`. A run that was begun here goes on where it was.
+KEY is that of `selattn.training.identity`. A training that was interrupted resumes from its checkpoint.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.engine.frame import Need, UsedModel
+from lab.engine.experiment import Need
+from lab.engine.records import UsedModel
 from selattn.errors import DivergedError, SelattnError
 from selattn.training import folder as run_folder
-from selattn.training.folder import CONFIG, LOG, MODEL, RECORD
-from selattn.training.identity import training_key
+from selattn.training.folder import LOG, MODEL, RECORD
 from selattn.training.launch import train
 from selattn.training.record import LogLine, Score, TrainingRecord
-from selattn.utils.files import LOCK, folders_for, locked, make_folder, write_json
+from selattn.utils.files import write_json
 from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, provenance, read_body, read_record
 from selattn.utils.typed import to_json
@@ -55,11 +51,6 @@ class Trained:
         return {} if self.record is None else self.record.data_checksums
 
     @property
-    def where(self) -> Path:
-        """Its folder, for messages."""
-        return self.folder
-
-    @property
     def model(self) -> str:
         """The folder of the model, as commands and functions take it."""
         if self.record is None:
@@ -76,13 +67,13 @@ class Trained:
 
     def evaluations(self, name: str = "validation") -> list[tuple[int, int, Score]]:
         """Step, tokens so far, and score of every evaluation on a set."""
-        found, tokens = [], 0
+        scores, tokens = [], 0
         for line in self.log():
             tokens = line.get("tokens", tokens)
             if "evaluation" in line and name in line["evaluation"]:
                 score = line["evaluation"][name]
-                found.append((line["step"], tokens, Score(score["loss"], score.get("accuracy"), score.get("kept"))))
-        return found
+                scores.append((line["step"], tokens, Score(score["loss"], score.get("accuracy"), score.get("kept"))))
+        return scores
 
     def used(self, name: str) -> UsedModel:
         """For the record of an experiment."""
@@ -121,8 +112,8 @@ class Store:
             made = read_body(where / MODEL / RECORD, Provenance)
             return Trained(need, where, run_folder.read_finished(where), made)
         if (where / DIVERGED).is_file():
-            found = read_record(where / DIVERGED)
-            return Trained(need, where, None, read_body(where / DIVERGED, Provenance), int(found["step"]))
+            ended = read_record(where / DIVERGED)
+            return Trained(need, where, None, read_body(where / DIVERGED, Provenance), int(ended["step"]))
         return None
 
     def train(self, need: Need, progress: Progress | None = None) -> Trained | None:
@@ -143,62 +134,3 @@ class Store:
             made = to_json(provenance(run.seed))
             write_json(where / DIVERGED, {**made, "run": run.to_dict(), "step": error.step})
         return self.find(need)
-
-    def adopt(self, folder: str | Path) -> dict[Path, str]:
-        """Copy in the finished runs that lie in a folder, however deep; says what became of each.
-
-        A run that is not finished is left alone, and so is one that began with the model of another: of that it
-        cannot be told which training it was. A training that was begun in the store gives way, unless it is running.
-        """
-        folder = Path(folder).expanduser()
-        if not folder.is_dir():
-            raise SelattnError(f"{folder} is not a folder: --adopt takes one with runs of 'selattn train' in it")
-        # Of several processes one does it, and the others find it done.
-        with folders_for(self.folder), locked(self.folder / ("adopting" + LOCK)):
-            return {run: self._adopt(run) for run in finished_runs(folder)}
-
-    def _adopt(self, run: Path) -> str:
-        try:
-            record = read_body(run / MODEL / RECORD, TrainingRecord)
-        except SelattnError as error:
-            return f"left out: {error}"
-        if record.run.get("start", {}).get("model") is not None:
-            return "left out: it began with the model of another run"
-        where = self.place(training_key(record.run))
-        if not self._cleared(where):
-            return "is being trained"
-        return "adopted" if self._copy(run, where) else "is there already"
-
-    def _cleared(self, where: Path) -> bool:
-        """Remove a training that was begun here, for another has ended; False if a process is at it."""
-        if not where.is_dir() or _ended(where):
-            return True
-        with contextlib.closing(run_folder.Claim(where)) as claim:
-            if not claim.take_if_free():
-                return False
-            if not _ended(where):  # nor meanwhile
-                shutil.rmtree(where)
-        return True
-
-    def _copy(self, run: Path, where: Path) -> bool:
-        """Copy a finished run, unless that training is here."""
-
-        def fill(part: Path) -> None:
-            shutil.copytree(run / MODEL, part / MODEL)
-            for name in (CONFIG, LOG):
-                with contextlib.suppress(FileNotFoundError):
-                    shutil.copy2(run / name, part / name)
-
-        return make_folder(where, fill)
-
-
-def _ended(where: Path) -> bool:
-    return run_folder.finished(where) or (where / DIVERGED).exists()
-
-
-def finished_runs(folder: Path) -> Iterator[Path]:
-    """The folders of runs that have ended, in and below a folder."""
-    for file in sorted(folder.rglob(f"{MODEL}/{RECORD}")):
-        with contextlib.suppress(ValueError, OSError):  # half a file: the run is ending just now
-            if "run" in json.loads(file.read_bytes()):
-                yield file.parents[1]

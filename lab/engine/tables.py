@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lab.engine.frame import Cell, Reproduction
+from lab.engine.records import Cell, Reproduction
 from selattn.training.identity import source_name
 from selattn.utils.tables import Table
 

@@ -9,29 +9,18 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.experiment import Experiment, trio
 from lab.engine.lab import Lab
-from lab.engine.pruned import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
-from lab.engine.trio import trio
-from lab.engine.verdicts import differences
-from lab.runs.scales import Scale
+from lab.engine.pruning import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
+from lab.engine.records import Cell, Measured, Reproduction
 from selattn.evaluation.results import Baseline
 from selattn.views.plot import tradeoff as draw_tradeoff
 
-_OURS = {  # curves: what claims call them
-    "selective": "selective attention",
-    "memory loss": "selective attention with the memory loss",
-}
 _SHOWN = 0.6  # nats above the standard model's loss: what is worse is left out of the figure
-_CURVES = (*_OURS, *POLICIES)
+_CURVES = ("selective", "memory loss", *POLICIES)
 
 
-def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
-    """The three models that are trained longest."""
-    return trio(scale, seeds)
-
-
-def evaluate(lab: Lab) -> Found:
+def evaluate(lab: Lab) -> Measured:
     """The loss of every method at the same sizes, on all documents and on long ones."""
     found = [tradeoff(lab, seed) for seed in lab.seeds]
     context = found[0].context
@@ -52,34 +41,19 @@ def evaluate(lab: Lab) -> Found:
     for text in (ALL, LONG):
         losses = tuple(base.loss[text] for base in bases)
         cells.append(Cell(f"loss, {sizes[0]} tokens a layer, {text}", "standard, whole cache", losses))
-    return Found(tuple(cells), details={"tradeoff": _over_seeds(at, sizes, bases, context)})
+    return Measured(tuple(cells), details={"tradeoff": _over_seeds(at, sizes, bases, context)})
 
 
 def conclude(record: Reproduction) -> Reproduction:
-    """Each selective model beside each other way to evict, at a sixteenth of the context."""
-    found = record.details["tradeoff"]
-    sizes = [point["kv_size"] for point in found["curves"][0]["points"]]
-    small = min(sizes, key=lambda size: abs(size - found["context"] // 16))
-
-    def at(name: str) -> tuple[float | None, ...]:
-        return record.cell(f"loss, {small} tokens a layer, {ALL}", name).values
-
-    claims = tuple(
-        Claim(
-            f"With {small} tokens a layer {what} has a smaller loss than {name} has of the standard model.",
-            differences(at(name), at(curve)),
-            f"{name}'s loss less that of {what}, nats",
-        )
-        for curve, what in _OURS.items()
-        for name in POLICIES
-    )
+    """Nothing is claimed of it: only the selective models have searched budgets."""
     notes = (
         "H2O, TOVA and Window+4 evict from the standard model with the same budget in every layer; selective models "
-        "have budgets of their own for each layer, of the same mean.",
-        "What each saves within a little of its own loss is in the experiment 'efficiency'. Sparse attention has to be "
-        "trained: see the experiment 'sparse'.",
+        "have searched budgets of their own for each layer, of the same mean. So their columns cannot be compared with "
+        "each other.",
+        "What each selective model saves within a little of its own loss is in the experiment 'efficiency'. Sparse "
+        "attention has to be trained: see the experiment 'sparse'.",
     )
-    return replace(record, claims=claims, notes=notes)
+    return replace(record, claims=(), notes=notes)
 
 
 def _over_seeds(
@@ -111,12 +85,14 @@ def draw(record: Reproduction) -> Figure:
     return figure
 
 
-EXPERIMENT = Experiment(
-    name="comparison",
-    paper="Figure 7",
-    sentence="selective attention beside H2O, TOVA and Window+4 at the same KV size",
-    needs=needs,
-    evaluate=evaluate,
-    figure=draw,
-    conclude=conclude,
+EXPERIMENTS = (
+    Experiment(
+        "comparison",
+        "Figure 7",
+        "selective attention beside H2O, TOVA and Window+4 at the same KV size",
+        trio,
+        evaluate,
+        draw,
+        conclude=conclude,
+    ),
 )

@@ -9,11 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lab.engine.frame import Cell, Claim, Experiment, Found, Need, Reproduction
+from lab.engine.experiment import Experiment, Need, with_seeds
 from lab.engine.lab import Lab
-from lab.engine.trio import with_seeds
-from lab.engine.verdicts import differences
-from lab.runs.scales import Scale, scale_of
+from lab.engine.records import Cell, Claim, Measured, Reproduction, differences
+from lab.scales import PAIR, SELECTIVE, STANDARD, Scale, scale_of
 from selattn.evaluation.compare import evaluate as compare
 from selattn.evaluation.results import Comparison
 from selattn.models.loading import load
@@ -30,7 +29,6 @@ _PAPER = {
     26: ((44.70, 45.58), (26.37, 26.95), (51.02, 52.25), (27.70, 27.78), (37.64, 37.52), (71.89, 72.47)),
     28: ((45.64, 46.95), (26.76, 27.37), (53.50, 53.76), (27.86, 28.51), (37.33, 37.54), (72.32, 72.85)),
 }
-KINDS = ("standard", "selective")
 
 
 def _sizes(scale: Scale) -> tuple[int, ...]:
@@ -41,28 +39,28 @@ def needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
     """Both kinds at every size."""
     steps = scale.long_steps
     return with_seeds(
-        {f"{kind}, d={d}": scale.run(kind, d=d, steps=steps) for d in _sizes(scale) for kind in KINDS}, seeds
+        {f"{kind}, d={d}": scale.run(kind, d=d, steps=steps) for d in _sizes(scale) for kind in PAIR}, seeds
     )
 
 
-def evaluate(lab: Lab) -> Found:
+def evaluate(lab: Lab) -> Measured:
     """Accuracy of each task; the paper does not say whether it is normalised by length, so both are measured."""
     folder = made_up(lab.store.work / "questions") if lab.scale.name == "smoke" else lab.questions
     cells = []
     for d in _sizes(lab.scale):
-        for kind in KINDS:
+        for kind in PAIR:
             results = [_asked(lab, f"{kind}, d={d}", seed, folder) for seed in lab.seeds]
             for number, task in enumerate(TASKS):
                 values = tuple(each.models[0].tasks[task].acc for each in results)
                 normed = tuple(each.models[0].tasks[task].acc_norm for each in results)
-                paper = _PAPER[d][number][KINDS.index(kind)] / 100 if d in _PAPER else None
+                paper = _PAPER[d][number][PAIR.index(kind)] / 100 if d in _PAPER else None
                 cells.append(Cell(f"{task}, d={d}", kind, values, paper, 1, True))
                 cells.append(Cell(f"{task}, d={d}, normalised", kind, normed, None, 1, True))
     asked = (
         "made-up questions" if lab.scale.name == "smoke" else f"{lab.scale.questions or 'all'} questions of each task"
     )
     lab.settings["questions"] = lab.scale.questions
-    return Found(tuple(cells), notes=(f"{asked.capitalize()}, without examples, through lm-eval.",))
+    return Measured(tuple(cells), notes=(f"{asked.capitalize()}, without examples, through lm-eval.",))
 
 
 def conclude(record: Reproduction) -> Reproduction:
@@ -72,9 +70,7 @@ def conclude(record: Reproduction) -> Reproduction:
     claims = tuple(
         Claim(
             f"Selective attention answers more of {task} (d={d}).",
-            differences(
-                record.cell(f"{task}, d={d}", "selective").values, record.cell(f"{task}, d={d}", "standard").values
-            ),
+            differences(*(record.cell(f"{task}, d={d}", kind).values for kind in (SELECTIVE, STANDARD))),
             "accuracy of selective less that of standard",
             paper=None if d not in _PAPER else (_PAPER[d][k][1] - _PAPER[d][k][0]) / 100,
             caveat="" if error is None else f"with a standard error of up to {error:.3f}",
@@ -139,11 +135,6 @@ def _question(task: str, number: int, pick: Any) -> dict[str, Any]:
     )
 
 
-EXPERIMENT = Experiment(
-    name="downstream",
-    paper="Table 1",
-    sentence="accuracy on six multiple-choice tasks",
-    needs=needs,
-    evaluate=evaluate,
-    conclude=conclude,
+EXPERIMENTS = (
+    Experiment("downstream", "Table 1", "accuracy on six multiple-choice tasks", needs, evaluate, conclude=conclude),
 )

@@ -14,13 +14,11 @@ import torch
 from selattn.cache import gradients
 from selattn.cache.pieces import attend_piece, by_position
 from selattn.cache.slots import SlotLayer
-from selattn.errors import SelattnError
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import StepRequest
-from selattn.ops.request import NOTHING, Attention, AuxRequest
+from selattn.ops.request import NOTHING, Attention, AuxRequest, Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 PIECE = 512  # queries of a prompt that are served at once
 DRAFT = 128  # tokens that can be taken back
@@ -42,16 +40,12 @@ def attend(
     if layer.deferred is not None:
         layer.settle()
     wanted = wanted.of(rules)
-    batch, count = tokens.query.shape[0], tokens.query.shape[2]
-    if not layer.is_initialized:
+    count = tokens.query.shape[2]
+    if layer.pool is None:
         layer.allocate(tokens, rules)
-    assert layer.keys is not None
-    if layer.keys.shape[0] != batch:
-        raise SelattnError(f"this cache holds a batch of {layer.keys.shape[0]}, not {batch}: begin with a new cache")
-    if layer.active is not None:
-        tokens = tokens._replace(real=layer.taking_part(tokens))
+    layer.storage.check_like(tokens, layer.batch)
     plain = not (any(wanted) or rules.dropout_p or layer.record_past)
-    together = layer.position.shape[1] == 1 or rules.selection is None or layer.stands_alone
+    together = layer.storage.position.shape[1] == 1 or rules.selection is None or layer.storage.stands_alone
     if count == 1 and plain and together and layer.entries is None:
         return decode(layer, tokens, rules, backend)
     if any(wanted):
@@ -71,22 +65,11 @@ def attend(
 
 
 def decode(layer: SlotLayer, tokens: Tokens, rules: Rules, backend: str | Backend = "auto") -> Attention:
-    """One query for each row: the token that leaves is overwritten, all shapes are fixed."""
-    eager = not torch.compiler.is_compiling()
+    """One query for each row: the evicted token is overwritten, and all shapes are fixed."""
     if layer.policy.leaves_early:
         layer.drop_early()
-    assert layer.keys is not None
-    if layer.grows:
-        # A number of Python's, not of a tensor: a compiled step has it in its guards, and is made anew to grow.
-        layer.filled = layer.filled_after(tokens.real) if eager else layer.filled + 1
-        layer.make_room(layer.filled, fixed=not eager)
-    elif not eager:
-        layer.filled = layer.slots
-    elif layer.filled < layer.slots:
-        layer.filled = min(layer.slots, int(layer.seen.max()) + 1)
-    # Before the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
-    used = layer.filled if eager else layer.slots
-    request = StepRequest(tokens, rules, layer, layer.policy, layer.budget, used)
+    used = layer.take_slot(tokens.real)
+    request = StepRequest(tokens, rules, layer.storage, layer.index, layer.length, layer.policy, layer.budget, used)
     output = dispatch.step(request, backend)
     layer.advance(1, tokens.real)
     return Attention(output)

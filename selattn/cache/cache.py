@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from selattn.cache import rows as rows_of
 from selattn.cache.budgets import Budgets
 from selattn.cache.policies import Policy, make_policy
 from selattn.cache.slots import SlotLayer
@@ -22,19 +21,25 @@ class SelectiveCache(Cache):
     transformers' own caches hold keys and values only. Under a selective model F would then begin at 0 again with every
     step, and the text would be silently wrong.
 
-    The rows of the batch are independent: each has its own length, and can be emptied, replaced, joined to others or
-    left out of a step while the rest goes on. To transformers they are a batch with padding on the left.
+    The rows are independent texts, each with its own length. A batch is all of them, or inside `only` some: a pool of
+    `rows` serves texts that come and go, and a text that joins or leaves costs the others nothing. To transformers they
+    are a batch with padding on the left.
 
     Args:
         layers: how many layers the model has.
         budgets: K_l, one number or one for each layer; None keeps everything.
-        policy: who leaves when a layer is full, a name of `selattn.cache.POLICIES` or a policy.
+        policy: which token is evicted when a layer is full, a name of `selattn.cache.POLICIES` or a policy.
+        rows: reserve so many rows; None has as many as the first batch.
     """
 
     layers: list[SlotLayer]  # type: ignore[assignment]  # transformers allows layers of any kind
 
     def __init__(
-        self, layers: int, budgets: Budgets | int | Sequence[int] | None = None, policy: str | Policy = "selective"
+        self,
+        layers: int,
+        budgets: Budgets | int | Sequence[int] | None = None,
+        policy: str | Policy = "selective",
+        rows: int | None = None,
     ) -> None:
         self.budgets = Budgets.of(budgets)
         self.policy = make_policy(policy)
@@ -42,79 +47,77 @@ class SelectiveCache(Cache):
         if self.budgets is not None and self.policy.evicts:
             each = self.budgets.for_layers(layers)
         super().__init__(layers=[SlotLayer(budget, self.policy) for budget in each])
+        if rows is not None:
+            self.reserve(rows)
 
     def nbytes(self) -> int:
         """Bytes of all that the cache holds, storage that is still empty included."""
-        return sum(x.numel() * x.element_size() for layer in self.layers for x in layer.tensors().values())
+        self._settle()
+        return sum(layer.pool.nbytes() for layer in self.layers if layer.pool is not None)
 
     def full_nbytes(self) -> int:
         """Bytes of the keys and values of all tokens so far, as a cache that drops nothing would hold them."""
+        self._settle()
         total = 0
         for layer in self.layers:
-            found = layer.tensors()
-            for x in (found[name] for name in ("keys", "values") if name in found):
-                total += x.shape[1] * x.shape[3] * x.element_size() * int(layer.seen.sum())
+            for x in () if layer.pool is None else (layer.pool.keys, layer.pool.values):
+                total += x.shape[1] * x.shape[3] * x.element_size() * int(layer.storage.seen.sum())
         return total
 
     # -- rows ---------------------------------------------------------------------------------------------------------
 
     @property
     def rows(self) -> int:
-        """The rows of the batch, empty ones included; 0 as long as the cache was not used."""
-        found = self.layers[0].tensors()
-        return len(found["length"]) if found else 0
+        """The rows there are, empty ones included; 0 as long as the cache was not used and none are reserved."""
+        self._settle()
+        layer = self.layers[0]
+        return layer.pool.rows if layer.pool is not None else layer.reserved or 0
 
-    def new_like(self) -> SelectiveCache:
-        """An empty cache with the same budgets and policy."""
-        return SelectiveCache(len(self.layers), self.budgets, self.policy)
+    def reserve(self, rows: int) -> None:
+        """Have at least so many rows: batches are named with `only` from now on, and texts come and go."""
+        if rows < 1:
+            raise SelattnError(f"reserve at least 1 row, not {rows}")
+        self._settle()
+        for layer in self.layers:
+            layer.reserved = max(rows, self.rows)
+            if layer.pool is not None and layer.pool.rows < rows:
+                layer.pool = layer.pool.extended(rows)
 
     def clear_rows(self, rows: int | Sequence[int] | Tensor) -> None:
-        """Empty some rows: the next tokens that they are given begin new texts. The others go on."""
+        """Empty some rows: the next tokens that they are given begin new texts."""
         index = self._index(rows)
+        self._refuse_draft()
         for layer in self.layers:
-            rows_of.clear(layer, index)
+            if layer.pool is not None:
+                layer.pool.clear(index)
 
-    def take_rows(self, rows: int | Sequence[int] | Tensor) -> SelectiveCache:
-        """A new cache with copies of some rows, in the order in which they are named."""
-        index = self._index(rows)
-        taken = self.new_like()
-        for mine, other in zip(taken.layers, self.layers, strict=True):
-            rows_of.take(mine, index, other)
-        return taken
-
-    def insert(self, rows: int | Sequence[int] | Tensor, other: SelectiveCache) -> None:
-        """Row rows[i] becomes a copy of row i of another cache of the same model, budgets and policy."""
-        index = self._index(rows)
-        self._same(other)
-        if other.rows not in (0, len(index)):
-            raise SelattnError(f"{len(index)} rows cannot take the {other.rows} rows of the other cache")
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            rows_of.insert(mine, index, theirs)
-
-    def append(self, other: SelectiveCache) -> None:
-        """Copies of the rows of another cache of the same model, budgets and policy, after the rows that are there."""
-        self._same(other)
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
-            rows_of.append(mine, theirs)
+    def copy_rows(self, source: int | Sequence[int] | Tensor, target: int | Sequence[int] | Tensor) -> None:
+        """Row target[i] becomes a copy of row source[i]: two texts that begin alike."""
+        give, take = self._index(source), self._index(target)
+        if len(give) != len(take):
+            raise SelattnError(f"{len(take)} rows cannot become copies of {len(give)}")
+        self._refuse_draft()
+        for layer in self.layers:
+            if layer.pool is not None:
+                layer.pool.copy(give, take)
 
     @contextmanager
     def only(self, rows: int | Sequence[int] | Tensor) -> Iterator[None]:
-        """A context in which only these rows take part: the others keep what they have, whatever tokens they are given.
-
-        What a model computes for a row that sits out means nothing.
-        """
-        active = torch.zeros(self.rows, dtype=torch.bool)
-        active[self._index(rows)] = True
-        self._set_active(None if bool(active.all()) else active)
+        """A context in which the batch is these rows, in this order; the others are neither read nor changed."""
+        index, before = self._index(rows), self.layers[0].rows
+        everything = bool(torch.equal(index, torch.arange(self.rows)))
+        if torch.equal(index, torch.arange(self.rows) if before is None else before):
+            yield
+            return
+        self._refuse_draft()
+        for layer in self.layers:
+            layer.use(None if everything else index)
         try:
             yield
         finally:
-            self._set_active(None)
-
-    @property
-    def active(self) -> Tensor | None:
-        """[B] bool on the CPU: the rows that take part, inside `only`; None: all."""
-        return self.layers[0].active
+            self._settle()
+            for layer in self.layers:
+                layer.use(before)
 
     # -- drafts -------------------------------------------------------------------------------------------------------
 
@@ -140,16 +143,22 @@ class SelectiveCache(Cache):
         Padding counts as tokens do. Like `crop`, it makes final what is left.
         """
         remove = torch.as_tensor(counts, dtype=torch.int64, device="cpu")
-        if remove.shape != (self.rows,) or bool((remove < 0).any()):
-            raise SelattnError(f"roll_back wants a number of tokens for each of the {self.rows} rows, not {counts}")
+        batch = self.layers[0].batch if self.rows else 0
+        if remove.shape != (batch,) or bool((remove < 0).any()):
+            raise SelattnError(f"roll_back wants a number of tokens for each of the {batch} rows, not {counts}")
         for layer in self.layers:
             if layer.entries is None:
                 raise SelattnError("no draft is open: give tokens that may be taken back inside `drafting()`")
             layer.roll_back(remove)
 
-    def _set_active(self, active: Tensor | None) -> None:
+    def _settle(self) -> None:
         for layer in self.layers:
-            layer.active = active
+            if layer.deferred is not None:
+                layer.settle()
+
+    def _refuse_draft(self) -> None:
+        if any(layer.entries is not None for layer in self.layers):
+            raise SelattnError("a draft is open, and its rows cannot be changed: crop it or roll it back first")
 
     def _index(self, rows: int | Sequence[int] | Tensor) -> Tensor:
         """The numbers of rows that exist, each once."""
@@ -161,11 +170,3 @@ class SelectiveCache(Cache):
         if len(set(index.tolist())) < len(index):
             raise SelattnError(f"a row is named twice in {index.tolist()}")
         return index
-
-    def _same(self, other: SelectiveCache) -> None:
-        mine, theirs = ([layer.budget for layer in each.layers] for each in (self, other))
-        if mine != theirs or self.policy != other.policy:
-            raise SelattnError(
-                f"one cache was made for the budgets {mine} and the policy {self.policy.name!r}, "
-                f"the other for {theirs} and {other.policy.name!r}: make both alike, with new_like()"
-            )

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import Attention, AuxOutput, transforms
+from selattn.ops import Attention, AuxOutput
+from selattn.ops.operator import in_transform
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 MESSAGE = "a cache cuts gradients off: pass the whole text in one forward, without past_key_values, to learn from it"
 
@@ -34,7 +35,7 @@ def needed(tokens: Tokens) -> bool:
 
 def refuse_transforms() -> None:
     """What lies in a cache has to outlive the call; inside of torch.func it would not."""
-    if transforms.in_transform():
+    if in_transform():
         raise SelattnError(
             "a cache cannot be filled inside a transform of torch.func: pass the whole text in one forward, "
             "without past_key_values"

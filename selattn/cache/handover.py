@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
@@ -47,6 +48,8 @@ class HandedOver(Tensor):
 
 def hand_over(layer: SlotLayer, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values by which `handed_over` finds the layer."""
+    if torch.compiler.is_exporting():
+        raise SelattnError("a model that was made selective is exported without a cache: pass use_cache=False")
     return _wrapped(layer, key), _wrapped(layer, value)
 
 

@@ -19,12 +19,10 @@ from selattn.ops import checks
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import NEVER, Order, OrderRequest
-from selattn.ops.patterns import Pattern
-from selattn.ops.precision import compute_dtype
-from selattn.ops.rules import PositionBias, Rules
+from selattn.ops.request import Tokens
+from selattn.ops.rules import Pattern, PositionBias, Rules, compute_dtype
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
-from selattn.ops.tokens import Tokens
 
 DEFAULT_SELECTION = Selection()
 

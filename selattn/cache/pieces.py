@@ -11,10 +11,9 @@ from selattn.cache.slots import Moment, SlotLayer
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
 from selattn.ops.order import NEVER, Order, OrderRequest
-from selattn.ops.request import Attention, AuxRequest, Request
+from selattn.ops.request import Attention, AuxRequest, Request, Tokens
 from selattn.ops.rules import Rules, position_bias, position_mask
 from selattn.ops.sequences import starts
-from selattn.ops.tokens import Tokens
 
 
 def attend_piece(
@@ -36,20 +35,19 @@ def attend_piece(
     result = dispatch.attend(_over_entries(entries, tokens, rules, wanted, until), backend)
     f = order.f if result.aux.final_f is None else result.aux.final_f
     done = Entries(entries.keys, entries.values, entries.positions, order.until, f, order.score, entries.selection_keys)
-    seen_before = layer.seen.clone()
+    seen = layer.seen.clone()
     layer.advance(positions.shape[-1], real)
     if not keep_draft:
         layer.put(done)
         return result, entries.positions
     rows_f = result.aux.f
     if not layer.history:
-        layer.history = [Moment(before.f, before.score, seen_before)]
+        layer.history = [Moment(before.f, before.score, seen)]
     for row in range(positions.shape[-1]):
         # What a row leaves behind is F of the next one; without the shift, of the row itself.
         at = row if rules.selection is not None and not rules.selection.shift else row + 1
         f_then = f if rows_f is None or at >= rows_f.shape[-2] else rows_f[..., at, :]
-        seen = seen_before + (row + 1 if layer.active is None else (row + 1) * layer.active)
-        layer.history.append(Moment(f_then, order.score if scores is None else scores[row], seen))
+        layer.history.append(Moment(f_then, order.score if scores is None else scores[row], seen + row + 1))
     layer.entries = done
     return result, entries.positions
 

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from selattn.cache.budgets import LARGEST
 from selattn.errors import SelattnError
 from selattn.ops.order import Kept
 from selattn.utils.suggest import unknown
@@ -120,8 +121,8 @@ class H2O(Policy):
     needs_f = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.recent <= 1:
-            raise SelattnError(f"H2O's share of recent tokens must be in [0, 1], not {self.recent}")
+        if not isinstance(self.recent, int | float) or not 0 <= self.recent <= 1:
+            raise SelattnError(f"H2O's share of recent tokens must be in [0, 1], not {self.recent!r}")
 
     def rank(self, kept: Kept) -> Tensor:
         # How many kept tokens are newer: the coming one and the latest recent * budget - 1 are safe.
@@ -182,6 +183,8 @@ class Window(Policy):
     def __post_init__(self) -> None:
         if isinstance(self.sinks, bool) or not isinstance(self.sinks, int) or self.sinks < 0:
             raise SelattnError(f"Window's sinks must be a whole number of tokens, at least 0, not {self.sinks!r}")
+        if self.sinks > LARGEST:
+            raise SelattnError(f"Window's sinks must be at most {LARGEST:,} tokens, which is more than any context has")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -212,8 +215,8 @@ class Threshold(Policy):
     per_head: bool = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
-        if not self.tau >= 0:
-            raise SelattnError(f"the threshold must be at least 0, not {self.tau}")
+        if not isinstance(self.tau, int | float) or not self.tau >= 0:
+            raise SelattnError(f"the threshold must be at least 0, not {self.tau!r}")
 
     @property
     def name(self) -> str:  # type: ignore[override]
@@ -248,10 +251,12 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 
 def make_policy(value: str | Policy | type[Policy]) -> Policy:
     """The policy of a name, or the policy itself."""
-    if isinstance(value, Policy):
-        return value
     if isinstance(value, type) and issubclass(value, Policy):
-        return value()
+        value = _made(value)
+    if isinstance(value, Policy):
+        if value.evicts and type(value).rank is Policy.rank:
+            raise SelattnError(f"the policy {type(value).__name__} has no rank(kept): derive a class that has one")
+        return value
     if not isinstance(value, str):
         raise SelattnError(f"a policy is a name or a selattn.Policy, not {type(value).__name__}")
     if value in POLICIES:
@@ -271,10 +276,18 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     kind, equals, number = value.partition("=")
     if kind == "threshold" and equals:
         try:
-            return Threshold(float(number))
+            tau = float(number)
         except ValueError:
             raise SelattnError(f"the threshold in {value!r} is not a number: write threshold=1") from None
+        return Threshold(tau)
     raise SelattnError(unknown("eviction policy", value, [*POLICIES, KeepAll.name, "threshold=TAU"]))
+
+
+def _made(kind: type[Policy]) -> Policy:
+    try:
+        return kind()
+    except TypeError as error:
+        raise SelattnError(f"{kind.__name__} cannot be made without arguments ({error}): give an object") from None
 
 
 # The one object that each name stands for, with what made it. A plain dict, which torch.compile can read.
@@ -309,6 +322,8 @@ def import_policy(text: str | Policy) -> Policy:
     module, colon, name = text.partition(":")
     if not colon:
         return make_policy(text)
+    if module in POLICIES:
+        raise SelattnError(f"the policy {module!r} takes nothing behind a colon: leave {name!r} out of {text!r}")
     here = os.getcwd()  # where a user's own module lies; `python -m` looks there, an installed command does not
     sys.path.insert(0, here)
     try:
@@ -319,7 +334,4 @@ def import_policy(text: str | Policy) -> Policy:
         sys.path.remove(here)
     if not (isinstance(found, Policy) or (isinstance(found, type) and issubclass(found, Policy))):
         raise SelattnError(f"{text} is no selattn.Policy: derive a class from it")
-    try:
-        return make_policy(found)
-    except TypeError as error:
-        raise SelattnError(f"{text} cannot be made without arguments ({error}): name an instance of it") from None
+    return make_policy(found)

@@ -1,13 +1,9 @@
 """`selattn bench`: how fast the attention backends are on this machine, beside PyTorch's flash attention.
 
 Times are ratios within one run. Leave the machine alone meanwhile: a second busy process costs a multiple.
-
-With --check nothing is timed: the GPU kernels are held against the reference on this machine's GPU, in every dtype
-and situation, and a record of that is written, which helps us wherever something is wrong.
 """
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
@@ -21,8 +17,6 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64", "bfloat16")
 WIDTH = 14  # characters of the longest bar
-SHAPE = ("n", "batch", "heads", "dim", "dtype", "repeats", "seed", "nothing_forgotten")  # which --check has none of
-CHECKED = "selattn-gpu-check.json"  # what --check writes by default
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -38,10 +32,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--nothing-forgotten", action="store_true", help="inputs that never select: the worst case")
     parser.add_argument("--repeats", type=_options.whole(1), default=5, help="(default: 5)")
     parser.add_argument("--seed", type=_options.seed, default=0, help="(default: 0)")
-    parser.add_argument("--check", action="store_true", help="check the GPU kernels on this machine's GPU")
-    parser.add_argument(
-        "--out", type=_options.path, metavar="FILE", help=f"also write a JSON record (with --check: {CHECKED})"
-    )
+    parser.add_argument("--out", type=_options.path, metavar="FILE", help="also write a JSON record")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,8 +44,6 @@ def run(args: argparse.Namespace) -> int:
     from selattn.utils.progress import Shown
     from selattn.utils.records import check_output, write_record
 
-    if args.check:
-        return check(args)
     check_output(args.out)
     shape = Shape(args.batch, args.heads, args.dim, getattr(torch, args.dtype))
     how = {"forgets": not args.nothing_forgotten, "repeats": args.repeats, "seed": args.seed}
@@ -68,26 +57,6 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         console.print(f"[dim]recorded in {write_record(args.out, found, seed=args.seed)}[/]")
     return 0
-
-
-def check(args: argparse.Namespace) -> int:
-    """Hold the GPU kernels against the reference; 0 if all is right, 1 if something is not."""
-    from rich.console import Console
-
-    from selattn.evaluation.gpu_check import check_gpu
-    from selattn.utils.progress import Shown
-    from selattn.utils.records import check_output, write_record
-
-    _options.refuse(args, SHAPE, "--check has its own examples")
-    out = args.out or Path(CHECKED)
-    check_output(out)
-    found, console = check_gpu(progress=Shown()), Console(highlight=False, soft_wrap=True)
-    for x in found.examples:
-        for line in x.wrong:
-            console.print(f"{x.name} ({x.dtype}, heads of {x.size}, {x.tokens:,} tokens): {line}", style="red")
-    console.print(f"{len(found.examples) - found.failed} of {len(found.examples)} examples are right on {found.device}")
-    console.print(f"[dim]recorded in {write_record(out, found, seed=None)}: please send it to us[/]")
-    return int(found.failed > 0)
 
 
 def draw(rows: "Sequence[Timing]", console: "Console") -> None:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
+    from selattn.evaluation.subjects import Subject
     from selattn.evaluation.tracing import Run
     from selattn.views.explorer import Page
 
@@ -23,7 +25,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn explore` and its options to the command line."""
     parser = subparsers.add_parser("explore", help="see what is forgotten, in the browser", description=__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one, or two to be compared")
-    parser.add_argument("--text", metavar="FILE", help="a file, 'paper', or 'sample' (the model's own, if it has one)")
+    parser.add_argument(
+        "--text",
+        type=_options.name,
+        metavar="FILE",
+        help="a file, 'paper', or 'sample' (the model's own, if it has one)",
+    )
     parser.add_argument("--out", type=_options.path, metavar="FILE", help="write the page there")
     parser.add_argument("--policies", nargs="+", metavar="POLICY", help="who leaves (default: selective h2o window+4)")
     parser.add_argument(
@@ -72,13 +79,27 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     also: list[Run] = [
         (make_policy(each.description.policy), each.budgets) for each in subjects if each.budgets is not None
     ]
-    models = [each.loaded for each in subjects]
+    models, view = [each.loaded for each in subjects], _view(subjects)
 
     def read(text: str) -> Page:
-        how = {"policies": args.policies, "budgets": args.budgets, "also": also, "limit": args.tokens}
+        how = {"policies": args.policies, "budgets": args.budgets, "also": also, "limit": args.tokens, "view": view}
         return explore(models, text, **how, progress=Shown())
 
     return read
+
+
+def _view(subjects: Sequence[Subject]) -> str:
+    """What the page opens with: the budgets that were asked for, and both panes where the second model has some."""
+    from selattn.cache import make_policy
+
+    parts: dict[str, str | int] = {}
+    for pane, each in zip(("", "2"), subjects, strict=False):
+        if each.budgets is not None:
+            k = ",".join(map(str, each.budgets.for_layers(each.description.layers)))
+            parts |= {f"w{pane}": make_policy(each.description.policy).name, f"k{pane}": k}
+    if "k2" in parts:
+        parts |= {"m2": 1, "two": 1}
+    return urlencode(parts)
 
 
 def _serve(page: Page, read: Callable[[str], Page], port: int) -> None:

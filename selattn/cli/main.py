@@ -12,6 +12,7 @@ from typing import TextIO
 
 from selattn import __version__
 from selattn.cli import (
+    _interrupts,
     bench,
     convert,
     data,
@@ -59,6 +60,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")  # how libraries in Rust, safetens
 
 # Exit codes besides 0: bad input as argparse has it, Ctrl-C as shells have it, a closed pipe as rich has it.
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 1
+SAID = "\nselattn: interrupted\n"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,14 +109,15 @@ def guarded(command: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int
         # A terminal that cannot show a bar character shows a question mark; it does not get a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        try:
-            return command(argv)
-        finally:
-            sys.stdout.flush()  # here, where it can be told what is wrong: Python's own at exit is too late for that
+        with _interrupts.heard(INTERRUPTED, SAID):
+            try:
+                return command(argv)
+            finally:
+                sys.stdout.flush()  # here, where it can be told what is wrong: Python's own at exit is too late for it
     except SelattnError as error:
         return refuse(str(error))
     except KeyboardInterrupt:
-        print("\nselattn: interrupted", file=sys.stderr)
+        print(SAID, end="", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         give_up(sys.stdout)  # the reader, `head` for example, has seen enough

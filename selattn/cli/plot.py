@@ -43,7 +43,12 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("figure", metavar="FIGURE", help=", ".join((*OF_A_TEXT, *OF_MANY, *OF_RECORDS)))
     parser.add_argument("subjects", nargs="+", metavar="MODEL_OR_RECORD")
-    parser.add_argument("--text", metavar="FILE", help="a file, 'paper' (the default) or 'sample'; or a source of many")
+    parser.add_argument(
+        "--text",
+        type=_options.name,
+        metavar="FILE",
+        help="a file, 'paper' (the default) or 'sample'; or a source of many",
+    )
     parser.add_argument("--out", type=_options.path, required=True, metavar="FILE", help="ends with .png, .svg or .pdf")
     parser.add_argument("--record", type=_options.path, metavar="FILE", help="also write what the figure is drawn from")
     parser.add_argument(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from transformers import set_seed
 
 from selattn.cache import make_policy
@@ -31,8 +32,8 @@ from selattn.training.config import TextData
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
 from selattn.utils.progress import Progress
-from selattn.utils.records import read_body, write_record
-from selattn.utils.typed import if_any
+from selattn.utils.records import as_body, check_folder, portable, portable_fields, read_body, write_record
+from selattn.utils.typed import if_any, to_json
 
 RECORD = "conversion.json"  # in the folder of the conversion
 
@@ -154,8 +155,11 @@ def convert(
     if run.conversion.teacher is not None:
         check_teacher(load(run.conversion.teacher), original)
     if resume:
-        _past(folder, until, evicts, search_rows, control)  # before the training, if it says no
+        _past(folder, original, until, evicts, search_rows, control)  # before the training, if it says no
+    check_folder(folder)
     with contextlib.closing(Team()) as team:
+        if not run_folder.finished(folder):
+            Converter().check(run, team.size, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
         batches = _batches(rows, run, 0 if until is None else search_rows)
         trainings = {folder: run} | ({folder / CONTROL_FOLDER: run.control()} if control else {})
@@ -174,7 +178,7 @@ def convert(
             )
             if done[-1].interrupted:
                 return Converted(folder, done[-1].step, None)
-        found = _past(folder, until, evicts, search_rows, control)
+        found = _past(folder, original, until, evicts, search_rows, control)
         if found is None:
             losses = _losses(run, folder, original, control, batches, team)
             budgeted = None
@@ -184,7 +188,8 @@ def convert(
                 losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
                 words, step = until.words(), pruned.step
                 budgeted = Budgeted(words, tuple(step.budgets), step.factor, pruned.at_floor, search_rows, evicts)
-            found = _record(run, done[0], losses, batches, budgeted)
+            measured = _record(run, done[0], losses, batches, budgeted)
+            found = as_body(portable_fields(to_json(measured)), ConversionRecord)  # as it is read from its file
             if team.leads:
                 write_record(folder / RECORD, found, run.seed)
         if found.budgeted is not None and team.leads:
@@ -242,8 +247,8 @@ def _batches(rows: TextRows, run: ConversionRun, searched: int) -> list[Batch]:
                 f"the search would be on rows of at most {longest} tokens, and N is {run.data.context}: hold more of "
                 "the text out (--validation), pack its documents (--layout packed), or take a smaller --context"
             )
-    left = max(1, min(run.evaluation.rows, len(rows) - searched))
-    return make_batches(rows.take(left, skip=searched), run.evaluation.batch)
+    left = len(rows.numbers(skip=searched))  # fewer than the rest where a search would take longer rows first
+    return make_batches(rows.take(min(run.evaluation.rows, left), skip=searched), run.evaluation.batch)
 
 
 def _losses(
@@ -285,7 +290,9 @@ def _search(
     )
 
 
-def _past(folder: Path, until: Until | None, policy: str, rows: int, control: bool) -> ConversionRecord | None:
+def _past(
+    folder: Path, original: Loaded, until: Until | None, policy: str, rows: int, control: bool
+) -> ConversionRecord | None:
     """What was measured before, if it has all that is asked for now."""
     if not (folder / RECORD).exists():
         return None
@@ -295,7 +302,10 @@ def _past(folder: Path, until: Until | None, policy: str, rows: int, control: bo
         if there is not None and not compared:  # on other rows than those that were searched on
             raise SelattnError(f"{folder} has budgets: give prune again ({', '.join(there.until)}) beside the control")
         return found if compared else None
-    if there is None or (there.until, there.policy, there.search_rows) != (until.words(), policy, rows):
+    words = until.words()
+    if until.baseline == original.name:  # a record names it without its folder; another baseline must be the same word
+        words = list(map(portable, words))
+    if there is None or (there.until, there.policy, there.search_rows) != (words, policy, rows):
         return None
     return found if compared else None
 

@@ -26,9 +26,10 @@ from selattn.cache import Budgets
 from selattn.conversion.config import ConversionRun
 from selattn.conversion.student import is_form, make_student, merge_adapters, original_of, teacher_of
 from selattn.data.tokenizer import Tokenizer
-from selattn.errors import SelattnError
+from selattn.evaluation.subjects import check_context
 from selattn.models.causal_lm import next_tokens
 from selattn.models.config import SelectiveConfig
+from selattn.models.loading import Loaded
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data, prepare
 from selattn.training.maker import Made
@@ -169,13 +170,15 @@ class _Ends:
 class Converter:
     """Makes a student of a pretrained model, and the trainer with its teacher."""
 
-    def check_memory(self, run: RunConfig, devices: int, device: torch.device) -> None:
+    def check(self, run: RunConfig, devices: int, device: torch.device) -> None:
         """By the model's own sizes; the teacher is there, too."""
         original = original_of(_checked(run).start.model or "")
         skeleton, about = original.skeleton, original.description
         weights = sum(weight.numel() for weight in skeleton.parameters())
         hidden = int(getattr(original.config, "hidden_size", 1))
         check_memory(run, devices, device, Sizes(weights, about.vocab_size, about.layers, hidden, frozen=weights))
+        check_context(original.name, original, run.data.context)
+        check_course(run, _ends(_checked(run), original))
 
     def settings(self, run: RunConfig) -> SelectiveConfig:
         """None of its own: the model is taken as it is."""
@@ -189,16 +192,15 @@ class Converter:
         """Student, course, and a trainer that knows the teacher."""
         wanted = _checked(run)
         original = original_of(wanted.start.model or "")
-        longest, context = original.description.longest, run.data.context
-        if longest is not None and longest < context:
-            raise SelattnError(
-                f"rows have {context} tokens and {original.name} has {longest} positions: give --context"
-            )
-        ends = _Ends(original.description.layers, wanted.conversion.selects)
-        check_course(wanted, ends)
         student = make_student(wanted)
         teacher = teacher_of(wanted, original)
-        return Made(student, Course(wanted, ends), functools.partial(ConversionTrainer, teacher=teacher))
+        return Made(
+            student, Course(wanted, _ends(wanted, original)), functools.partial(ConversionTrainer, teacher=teacher)
+        )
+
+
+def _ends(run: ConversionRun, original: Loaded) -> _Ends:
+    return _Ends(original.description.layers, run.conversion.selects)
 
 
 def _checked(run: RunConfig) -> ConversionRun:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
 
 from selattn.data.files import join_articles, text_of
 from selattn.errors import SelattnError, shortened
@@ -66,7 +71,18 @@ def read_hub(source: HubSource, split: str, column: str) -> Iterator[str]:
 def _load(source: HubSource, split: str) -> Iterable[dict[str, Any]]:
     import datasets
 
+    if _offline():  # else it would try for half a minute, and say so each time; what is in its cache is read
+        datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
     return datasets.load_dataset(source.path, source.config, split=split, revision=source.revision, streaming=True)
+
+
+def _offline() -> bool:
+    """Whether the hub has no address here; a proxy may know it all the same."""
+    try:
+        getproxies() or socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, None)
+    except OSError:
+        return True
+    return False
 
 
 def _guarded(source: HubSource, rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from selattn.data.draws import mix
 from selattn.data.embedded import embedded_documents
 from selattn.data.files import find_files, named_splits, read_file
 from selattn.data.hub import NAMED, hub_source, read_hub
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, UnknownSourceError, shortened
 from selattn.utils.suggest import advice
 
 EMBEDDED = "embedded"
@@ -58,7 +58,7 @@ def settings_of(source: str) -> set[str]:
     if source == EMBEDDED:
         return {"validation"}
     path = Path(source).expanduser()
-    if not path.exists():
+    if not source or not path.exists():
         return {"column", "separator", "validation"}
     files = find_files(path)
     plain = [file.name.lower().removesuffix(".gz").endswith(".txt") for file in files]
@@ -195,6 +195,8 @@ def _among(value: int, values: NDArray[np.uint64]) -> bool:
 
 def _path(source: str) -> Path:
     """The path that a source names, or an error that tells a mistyped name from a missing file."""
+    if not source:  # which would be the working directory
+        raise SelattnError("the name of a text is empty: give a file, a folder, or a name of the hub's")
     try:
         path = Path(source).expanduser()
         there = path.exists()
@@ -202,5 +204,7 @@ def _path(source: str) -> Path:
         raise SelattnError(f"cannot read {shortened(source)}: {getattr(error, 'strerror', None) or error}") from None
     if not there and path.name == source and not path.suffix:
         known = advice(source.lower(), [EMBEDDED, *NAMED])
-        raise SelattnError(f"unknown source {source!r} (no file or folder either); {known}")
+        raise UnknownSourceError(f"unknown source {source!r} (no file or folder either); {known}")
+    if not there:
+        raise UnknownSourceError(f"no such file or folder: {path}")
     return path

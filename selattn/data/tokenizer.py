@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +30,8 @@ _PARALLEL = "TOKENIZERS_PARALLELISM"
 class Tokenizer:
     """A tokenizer of transformers, as those use it who read text for a language model.
 
+    Whatever is not here is the tokenizer's of transformers, calls included: a pipeline takes it as it is.
+
     Attributes:
         hf: the tokenizer of transformers.
         path: where it was read; None if it has just been made.
@@ -39,14 +41,35 @@ class Tokenizer:
         pad_id: what rows are filled up with.
     """
 
+    hf: PreTrainedTokenizerBase
+    path: Path | None
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+
     def __init__(self, hf: PreTrainedTokenizerBase, path: Path | None = None) -> None:
-        self.hf, self.path, self.vocab_size = hf, path, len(hf)
         bos, eos, pad = hf.bos_token_id, hf.eos_token_id, hf.pad_token_id
         if bos is None and eos is None:
             raise SelattnError(f"the tokenizer {path or type(hf).__name__} has neither <BOS> nor <EOS>: give it one")
-        self.bos_id: int = eos if bos is None else bos
-        self.eos_id: int = bos if eos is None else eos
-        self.pad_id: int = self.eos_id if pad is None else pad
+        bos, eos = (eos if bos is None else bos), (bos if eos is None else eos)
+        self.__dict__.update(hf=hf, path=path, vocab_size=len(hf), bos_id=bos, eos_id=eos)
+        self.__dict__["pad_id"] = eos if pad is None else pad
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What transformers' tokenizer gives."""
+        return self.hf(*args, **kwargs)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "hf" or name.startswith("__"):  # not yet there, while it is copied
+            raise AttributeError(name)
+        return getattr(self.hf, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.hf, name, value)  # such as the side on which a pipeline pads
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -91,8 +114,10 @@ class Tokenizer:
                 "write its words with blanks between them"
             ) from None
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids that begin one; special tokens have none."""
+    def decode(self, ids: Any, **how: Any) -> str:
+        """The text of ids that begin one; special tokens have none. With options of transformers: as it decodes."""
+        if how:
+            return str(self.hf.decode(ids, **how))
         return str(self.hf.decode([self.bos_id, *map(int, ids)], skip_special_tokens=True))
 
     def split(self, text: str) -> tuple[list[int], list[str]]:

@@ -131,6 +131,8 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
+        for subject in subjects:  # all of them before a text of the first is read
+            check_context(subject.name, subject.loaded, request.context or subject.description.context)
         plans = [make_plan(subject, request, team.leads and progress.shows) for subject in subjects]
         path = None if record is None else Path(record)
         keys = [key for plan in plans for key in plan.keys]
@@ -146,7 +148,6 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
     """Everything that was asked for about one model, and what it depends on; texts are tokenized if need be."""
     loaded, described = subject.loaded, subject.description
     context = request.context or described.context
-    check_context(subject.name, described, context)
     budgets = None if described.budgets is None else described.budgets.to_json()
     about = Evaluated(
         model=subject.name,

@@ -5,6 +5,7 @@ Rows of text come in batches that are always the same, whatever the number of pr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from selattn.cache import Budgets, Policy, import_policy
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.causal_lm import next_tokens
 from selattn.models.seam import LanguageModel, LayeredModel
 from selattn.utils.distributed import Team
@@ -134,7 +135,14 @@ def log_perplexity(
             sums.append(batch_loss(model, here, budgets, chosen))
             if tick is not None:
                 tick(len(here.input_ids))
-    return team.total(sums) / count_tokens(batches)
+    return finite(team.total(sums) / count_tokens(batches))
+
+
+def finite(loss: float) -> float:
+    """The loss, if it is a number."""
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"the loss is {loss}")
+    return loss
 
 
 def count_tokens(batches: Sequence[Batch]) -> int:

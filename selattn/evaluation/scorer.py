@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from selattn.cache import Budgets, Policy
+from selattn.errors import NotFiniteError
 from selattn.models.seam import LanguageModel
 
 Request = tuple[Any, list[int], list[int]]  # what lm-eval keeps it by, the tokens before the choice, its tokens
@@ -37,6 +39,8 @@ class Scorer(HFLM):
     def _loglikelihood_tokens(self, requests: list[Request], **options: Any) -> list[tuple[float, bool]]:
         pieces = [self._pieces(request) for request in requests]
         found = super()._loglikelihood_tokens([piece for each in pieces for piece in each], **options)
+        if any(math.isnan(likelihood) for likelihood, _ in found):
+            raise NotFiniteError("the likelihood of a choice is NaN")
         ends = accumulate(map(len, pieces), initial=0)
         return [_sum(found[begin:end]) for begin, end in pairwise(ends)]
 

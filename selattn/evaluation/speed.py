@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.cache import Budgets, Policy, import_policy
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.seam import LanguageModel
 from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
-from selattn.utils.memory import available_memory
+from selattn.utils.memory import check_fits
 from selattn.utils.progress import Progress
 from selattn.utils.timing import medians
 
@@ -112,7 +112,7 @@ def bench(
     """
     shape = shape or Shape()
     check_memory(lengths, shape, REFERENCE_LIMIT)
-    names = [name for name, missing in backends().items() if missing is None]
+    names = [name for name, missing in backends().items() if missing is None and name != "sdpa"]  # which has no F
     progress = progress or Progress()
     progress.begin(len(names) + len(lengths), "backends and lengths")
     for name in names:
@@ -130,20 +130,17 @@ def bench(
 
 
 def check_memory(lengths: Iterable[int], shape: Shape, reference_limit: int) -> None:
-    """Raise for sizes that do not fit into the memory that is free: the system would kill the process half-way.
+    """Raise for sizes that do not fit into the memory that is free.
 
     A low estimate: query, key, value, the output and their gradients, the whole matrices of `reference` in fp64, and
     the F of all pairs that `sdpa` makes.
     """
-    free, rows = available_memory(), shape.batch * shape.heads
+    rows = shape.batch * shape.heads
     for n in (CHECK_LENGTH, *lengths):
         needed = 8 * rows * n * shape.dim * shape.dtype.itemsize
         needed += 2 * rows * n * n * 8 if n <= reference_limit else shape.batch * n * n * 4
-        if needed > free:
-            raise SelattnError(
-                f"{shape.batch} x {shape.heads} heads of {shape.dim} at N = {n:,} need {needed / 1e9:,.1f} GB or more, "
-                f"and {free / 1e9:.1f} GB are free: choose smaller sizes"
-            )
+        what = f"{shape.batch} x {shape.heads} heads of {shape.dim} at N = {n:,} need"
+        check_fits(needed, what, "choose smaller sizes")
 
 
 def inputs(n: int, shape: Shape, forgets: bool, seed: int) -> tuple[Tensor, ...]:
@@ -258,9 +255,11 @@ def measure_decoding(
         model(ids[:, : context - steps], past_key_values=cache, use_cache=True, logits_to_keep=1)
         for place in range(context - steps, context):
             began = time.perf_counter()
-            model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+            found = model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
             _wait(model.device)
             seconds.append(time.perf_counter() - began)
+    if bool(found.logits.isnan().any()):
+        raise NotFiniteError("the logits of the next token are NaN")
     fast, middle, slow = statistics.quantiles(seconds, n=4, method="inclusive") if steps > 1 else 3 * seconds
     speeds = batch / middle, (batch / slow, batch / fast)
     return Decoding(*speeds, cache.nbytes(), cache.full_nbytes(), batch, context)

@@ -14,6 +14,7 @@ is held: that is what takes memory. Records give both.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,12 +22,14 @@ from pathlib import Path
 
 import torch
 
-from selattn.cache import Budgets, Policy, check_policy, import_policy, make_policy, policy_name
+from selattn.cache import Budgets, Policy, Window, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
+from selattn.models.evicting import check_selects
 from selattn.models.kinds import AttentionKind
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
-from selattn.ops.patterns import pattern_visible
+from selattn.ops.rules import pattern_visible
+from selattn.utils.memory import check_fits
 
 BUDGETS = "budgets.json"  # of a search, in its folder
 NONE = "none"  # the policy that drops nothing
@@ -149,13 +152,24 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
             f"the policy {policy_name(policy or model.policy)!r} drops nothing, whatever the budgets: "
             "leave them out, or change it"
         )
+    if isinstance(chosen, Window) and min(budgets) <= chosen.sinks:
+        raise SelattnError(
+            f"a budget of {min(budgets)} tokens has no room for the {chosen.sinks} first tokens that {chosen.name!r} "
+            f"keeps: give at least {chosen.sinks + 1}, or take a window with fewer"
+        )
+    check_selects(budgets, chosen, model.selects)
 
 
-def check_context(name: str, model: Description, context: int) -> None:
-    """Raise for rows that are longer than a model can read."""
-    most = model.longest
+def check_context(name: str, loaded: Loaded, context: int) -> None:
+    """Raise for rows that are longer than a model can read, or than memory can hold; its weights are not read."""
+    most = loaded.description.longest
     if most is not None and context > most:
         raise SelattnError(f"{name} has {most} learned positions: --context can be at most {most}, not {context}")
+    width = 1  # of a model without a config of transformers: at least the ids
+    with contextlib.suppress(SelattnError):
+        width = int(getattr(loaded.config, "hidden_size", width))
+    needed = context * (8 + 4 * 2 * width)  # ids, and of one layer at least: its input, query, key and value
+    check_fits(needed, f"{name} with rows of {context:,} tokens needs", "choose a smaller --context")
 
 
 @dataclass(frozen=True)

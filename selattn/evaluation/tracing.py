@@ -25,7 +25,7 @@ from torch import Tensor
 
 from selattn.cache import Budgets, Policy, make_policy
 from selattn.data.task import SAMPLE
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
 from selattn.evaluation.examples import PAPER
 from selattn.evaluation.text import Text
 from selattn.evaluation.traces import Floats, MeanF, Trace, pack_rising, pack_shares, pack_steps
@@ -68,6 +68,8 @@ def given_text(name: str | None, loaded: Loaded) -> str:
 
 def read(loaded: Loaded, text: str) -> Words:
     """The ids of a text in the model's tokenizer, the first of them <BOS>."""
+    if not isinstance(text, str):
+        raise SelattnError(f"the text must be a str, not {text!r:.80}: of a file, what read_text() gives")
     if not text.strip():
         raise SelattnError("the text is empty: give at least one word")
     return Words(*loaded.tokenizer.split(text))
@@ -137,10 +139,12 @@ def smallest_f(f: Tensor | None) -> Floats | None:
 
 def _layers(model: WatchedModel, ids: Tensor, step: float) -> list[dict[str, Any]]:
     """Layer by layer, so that no more than one layer's weights are ever held."""
-    found = []
+    found: list[dict[str, Any]] = []
     with torch.no_grad():
         for view in model.watch(ids):
             assert view.weights is not None
+            if not bool(view.weights.isfinite().all()):
+                raise NotFiniteError(f"the attention weights of layer {len(found)} are NaN")
             F, mean = smallest_f(view.f), view.weights[0].float().mean(0).cpu().numpy()
             found.append({"f": None if F is None else pack_rising(F, step), "weights": pack_shares(mean)})
     return found

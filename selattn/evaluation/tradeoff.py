@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from selattn.cache import Budgets
+from selattn.cache import Budgets, import_policy
 from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluation.losses import Batch, log_perplexity, make_batches
@@ -31,12 +31,13 @@ from selattn.evaluation.results import (
 )
 from selattn.evaluation.subjects import check_context, kv_size
 from selattn.evaluation.text import Data, Searched, Text, named_texts, skip_name, text_key
+from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
 from selattn.utils.distributed import Team
 from selattn.utils.journal import Key, Parts, kept_parts, write_whole
 from selattn.utils.progress import Progress
-from selattn.utils.records import Provenance, as_body, read_record
+from selattn.utils.records import Provenance, as_body, portable, read_record
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,9 @@ class Curve:
     ) -> Curve:
         """The curve of a model, by default under the model's name."""
         found = load(model)
+        if sizes:
+            about = found.description
+            check_selects(Budgets(SMALLEST), import_policy(policy or about.policy), about.selects)
         return cls(name or found.name, found.name, found, policy, search, sizes)
 
 
@@ -205,7 +209,7 @@ def make_plan(
     _check_vocabularies([curve.loaded for curve in everybody])
     context = context or curves[0].loaded.description.context
     for curve in everybody:
-        check_context(curve.model, curve.loaded.description, context)
+        check_context(curve.model, curve.loaded, context)
     if sizes and max(sizes) > context:
         raise SelattnError(f"--sizes has {max(sizes)}, more than the context of {context} tokens: leave it out")
     if sizes and not any(curve.sizes or curve.search for curve in curves):
@@ -252,7 +256,7 @@ def _check_vocabularies(models: Sequence[Loaded]) -> None:
 def _check_frame(frame: Tradeoff, before: Tradeoff, file: str) -> None:
     for what in ("context", "texts", "skip"):
         there, here = getattr(before, what), getattr(frame, what)
-        if there != here:
+        if there != (portable(here) if isinstance(here, str) else here):
             raise SelattnError(f"{file} was measured with the {what} {there}, this would be {here}")
 
 

@@ -15,7 +15,7 @@ from selattn.models.llama2c import from_llama2c
 from selattn.models.loading import Loaded, load
 from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
 from selattn.models.seam import LanguageModel
-from selattn.models.stock import NewForm, make_selective, make_standard
+from selattn.models.stock import NewForm, evicting, make_selective, make_standard
 
 __all__ = [
     "Engine",
@@ -30,6 +30,7 @@ __all__ = [
     "SelectiveModel",
     "SelectiveModelOutput",
     "SelectiveOutput",
+    "evicting",
     "from_gpt2",
     "from_llama2c",
     "load",

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor, nn
 
-from selattn.cache import Policy, SelectiveCache, attend, defer, evictions, in_force
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import NewForm, SelectingForm
 from selattn.models.parts import RMSNorm, rotate
-from selattn.ops import Attention, AuxRequest, Backend, Sequences
+from selattn.models.passes import Pass
+from selattn.ops import Attention
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
-
-
-class Context(NamedTuple):
-    """What all layers of one forward pass share."""
-
-    sequences: Sequences | None
-    rotary: tuple[Tensor, Tensor] | None
-    cache: SelectiveCache | None
-    whole: bool  # the sequences begin here: attention needs no cache, though it may fill one
-    real: Tensor | None  # [B, N] bool, with a cache: which of the new tokens are no padding; None: all
-    budgets: tuple[int | None, ...] | None  # K_l of each layer, without a cache, which has its own; None is no limit
-    policy: Policy
-    rules: Rules  # what the config says of all layers that select
-    wanted: AuxRequest  # beside the output, of the layers that have it
-    backend: str | Backend
 
 
 class AttentionBlock(nn.Module):
@@ -57,36 +39,18 @@ class AttentionBlock(nn.Module):
             self.selection_q_proj = nn.Linear(size, head, bias=False)
             self.selection_k_proj = nn.Linear(size, head, bias=False)
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Attention]:
+    def forward(self, x: Tensor, now: Pass) -> tuple[Tensor, Attention]:
         """x [B, N, d_model] to the same, and all that attention gave."""
-        tokens, rules, backend = self._tokens(x, context), self._rules(context), context.backend
-        layer = None if context.cache is None else context.cache.layers[self.layer]
-        if layer is not None and not context.whole:
-            result = attend(layer, tokens, rules, context.wanted, backend)
-        else:
-            evicted_at = self._evictions(tokens, context, rules)
-            result = attend_whole(tokens, context.sequences, rules, context.wanted, backend, evicted_at)
-            if layer is not None:
-                defer(layer, tokens, rules, backend)
+        slots = None if now.cache is None else now.cache.layers[self.layer]
+        result = now.attend(self.layer, slots, self._tokens(x, now.rotary), self._rules(now.rules))
         return self.o_proj(result.output.transpose(1, 2).flatten(2)), result
 
-    def _evictions(self, tokens: Tokens, context: Context, rules: Rules) -> Tensor | None:
-        """Who leaves when from whole sequences, by the budget of the cache or, without one, of this pass."""
-        if context.cache is not None:
-            budget = context.cache.layers[self.layer].budget
-        else:
-            budget = None if context.budgets is None else context.budgets[self.layer]
-        if not in_force(budget, context.policy):
-            return None
-        return evictions(tokens, context.sequences, rules, budget, context.policy, context.backend)
-
-    def _tokens(self, x: Tensor, context: Context) -> Tokens:
+    def _tokens(self, x: Tensor, rotary: tuple[Tensor, Tensor] | None) -> Tokens:
         """What the tokens ask for and what they offer."""
         tokens = Tokens(
-            rotate(self.q_norm(self._heads(self.q_proj(x))), context.rotary),
-            rotate(self.k_norm(self._heads(self.k_proj(x))), context.rotary),
+            rotate(self.q_norm(self._heads(self.q_proj(x))), rotary),
+            rotate(self.k_norm(self._heads(self.k_proj(x))), rotary),
             self._heads(self.v_proj(x)),
-            context.real,
         )
         if self.new:
             query, key = self.selecting_form(x)
@@ -94,21 +58,19 @@ class AttentionBlock(nn.Module):
         if not self.separate:
             return tokens
         return tokens._replace(
-            selection_query=rotate(self._heads(self.selection_q_proj(x)), context.rotary),
-            selection_key=rotate(self._heads(self.selection_k_proj(x)), context.rotary),
+            selection_query=rotate(self._heads(self.selection_q_proj(x)), rotary),
+            selection_key=rotate(self._heads(self.selection_k_proj(x)), rotary),
         )
 
     def _heads(self, x: Tensor) -> Tensor:
         """[B, N, H * D] to [B, H, N, D]."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-    def _rules(self, context: Context) -> Rules:
-        """What the layer's kind and the config say."""
-        return Rules(
-            selection=context.rules.selection if self.kind.selective else None,
-            strength=context.rules.strength,
+    def _rules(self, shared: Rules) -> Rules:
+        """The rules of all layers, as far as the layer's kind follows them, and its own."""
+        return shared._replace(
+            selection=shared.selection if self.kind.selective else None,
             window=self.kind.window,
             pattern=self.kind.pattern,
             dropout_p=self.config.attention_dropout if self.training else 0.0,
-            tau=context.rules.tau,
         )

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
@@ -16,8 +17,41 @@ from selattn.models.form import SelectingForm
 from selattn.models.splitting import check_loading
 from selattn.models.zoo import from_zoo
 
+REENTRANT = "reentrant gradient checkpointing can lose gradients in silence: set use_reentrant=False"
 
-class SelectivePreTrainedModel(PreTrainedModel):
+
+class Recomputing:
+    """Gradient checkpointing as in transformers, but for the reentrant kind, which is refused: it detaches, in silence,
+    all that is not a tensor argument or a tensor result of a layer, and F and what follows from it must never be
+    detached. It stands before a `PreTrainedModel`.
+    """
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if enable and _is_reentrant(gradient_checkpointing_func):
+            raise SelattnError(REENTRANT)
+        plain = functools.partial(gradient_checkpointing_func, use_reentrant=False)
+        super()._set_gradient_checkpointing(enable, plain, *args, **kwargs)  # type: ignore[misc]
+
+
+def check_recomputing(model: nn.Module) -> None:
+    """Raise for a model with a part that is checkpointed in the reentrant way."""
+    for module in model.modules():
+        func = getattr(module, "_gradient_checkpointing_func", None)
+        if getattr(module, "gradient_checkpointing", False) and _is_reentrant(func):
+            raise SelattnError(REENTRANT)
+
+
+def _is_reentrant(func: Any) -> bool:
+    return bool(getattr(func, "keywords", {}).get("use_reentrant"))
+
+
+class SelectivePreTrainedModel(Recomputing, PreTrainedModel):
     """The base of both models."""
 
     config: SelectiveConfig
@@ -59,20 +93,3 @@ class SelectivePreTrainedModel(PreTrainedModel):
                 "a selattn model's attention is set by `attention` and `backend` in its config"
             )
         return "eager"
-
-    def _set_gradient_checkpointing(
-        self,
-        enable: bool = True,
-        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
-        """As in transformers, but reentrant checkpointing is refused: it detaches, in silence, all that is not a tensor
-        argument or a tensor result of a layer, and F and what follows from it must never be detached.
-        """
-        if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
-            raise SelattnError(
-                "reentrant gradient checkpointing can lose gradients in silence: set use_reentrant=False"
-            )
-        plain = functools.partial(gradient_checkpointing_func, use_reentrant=False)
-        super()._set_gradient_checkpointing(enable, plain, *args, **kwargs)

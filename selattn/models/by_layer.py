@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from selattn.cache import Budgets, Policy, SelectiveCache
-from selattn.models.attention import Context
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
+from selattn.models.passes import Pass
 from selattn.models.seam import Description, LayerView
 from selattn.ops import AuxRequest
 
@@ -69,15 +70,15 @@ class ByLayer:
 
     def enter(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> tuple[Tensor, Context]:
+    ) -> tuple[Tensor, Pass]:
         """What enters the first layer, [B, N, d_model], and what all layers share."""
         return self.model.enter(input_ids, attention_mask, position_ids)
 
-    def run_layer(self, layer: int, x: Tensor, shared: Context, budget: int | None, policy: Policy) -> Tensor:
+    def run_layer(self, layer: int, x: Tensor, shared: Pass, budget: int | None, policy: Policy) -> Tensor:
         """What a layer gives, [B, N, d_model], with this budget in it."""
         limits: list[int | None] = [None] * len(self.model.layers)
         limits[layer] = budget
-        found: Any = self.model.layers[layer](x, shared._replace(budgets=tuple(limits), policy=policy))
+        found: Any = self.model.layers[layer](x, replace(shared, budgets=tuple(limits), policy=policy))
         y: Tensor = found[0]
         return y
 
@@ -89,7 +90,7 @@ class ByLayer:
     def watch(self, input_ids: Tensor, weights: bool = True) -> Iterator[LayerView]:
         """F and attention weights of each layer, without budgets; of one layer at a time."""
         x, shared = self.model.enter(input_ids)
-        shared = shared._replace(budgets=None, wanted=AuxRequest(f=True, weights=weights))
+        shared = replace(shared, budgets=None, wanted=AuxRequest(f=True, weights=weights))
         for layer in self.model.layers:
             x, _, f, seen, _ = layer(x, shared)
             yield LayerView(f, seen)

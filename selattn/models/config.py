@@ -34,6 +34,7 @@ _SWITCHES = (
 )
 _POSITIVE = (lambda x: 0 < x < math.inf, "above 0")
 _PROBABILITY = (lambda x: 0 <= x < 1, "of at least 0 and below 1")
+_SHARE = (lambda x: 0 <= x <= 1, "in [0, 1]")
 _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "rope_theta": _POSITIVE,
     "norm_eps": _POSITIVE,
@@ -41,7 +42,8 @@ _RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "memory_tau": _POSITIVE,
     "attention_dropout": _PROBABILITY,
     "hidden_dropout": _PROBABILITY,
-    "selection_strength": (lambda x: 0 <= x <= 1, "in [0, 1]"),
+    "selection_strength": _SHARE,
+    "strength": _SHARE,  # as the settings of a stock model call it
     "memory_epsilon": (lambda x: 0 <= x < math.inf, "of at least 0"),
 }
 # What transformers itself puts into a config beside the fields.
@@ -249,9 +251,6 @@ class SelectiveConfig(PreTrainedConfig):
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise SelattnError(f"{name} must be {' or '.join(choices)}, not {getattr(self, name)!r}")
-        if self.backend not in ("auto", *backends()):
-            raise SelattnError(f"unknown backend {self.backend!r}: choose auto, {', '.join(backends())}")
-        make_policy(self.cache_policy)
         if self.budgets is not None:
             self.budgets.for_layers(self.num_hidden_layers)
         heads, groups = self.num_attention_heads, self.num_key_value_heads
@@ -289,7 +288,22 @@ class SelectiveConfig(PreTrainedConfig):
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise SelattnError(f"{name} must be true or false, not {getattr(self, name)!r}")
-        for name, (holds, rule) in _RANGES.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
-                raise SelattnError(f"{name} must be a number {rule}, not {value!r}")
+        check_settings(self)
+
+
+def check_settings(settings: Any) -> None:
+    """What the config of our decoder and the settings of a stock model have in common."""
+    there = vars(settings)
+    for name in [name for name in _RANGES if name in there]:
+        value, (holds, rule) = there[name], _RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
+            raise SelattnError(f"{name} must be a number {rule}, not {value!r}")
+    if settings.backend != "auto" and settings.backend not in backends():
+        raise SelattnError(f"unknown backend {settings.backend!r}: choose auto, {', '.join(backends())}")
+    if not isinstance(settings.cache_policy, str):
+        raise SelattnError(
+            f"a config names its policy, and cache_policy is a {type(settings.cache_policy).__name__}: "
+            "give that to forward or generate"
+        )
+    make_policy(settings.cache_policy)
+    Budgets.of(settings.cache_budgets)

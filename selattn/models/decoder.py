@@ -10,27 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from selattn.cache import NEVER, Budgets, Policy, SelectiveCache
+from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
-from selattn.models.attention import Context
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
-from selattn.models.evicting import Evicting, selective_cache
-from selattn.models.inputs import (
-    TOLD,
-    check_given,
-    next_places,
-    over_tokens,
-    refuse_several,
-    refuse_unknown,
-    several,
-    whole_places,
-)
+from selattn.models.evicting import Evicting
+from selattn.models.inputs import check_given, refuse_unknown
 from selattn.models.layer import SelectiveDecoderLayer
 from selattn.models.memory_loss import kept_fractions
 from selattn.models.outputs import SelectiveModelOutput
 from selattn.models.parts import make_norm, rotary_angles
-from selattn.ops import AuxRequest, Backend, Rules, Sequences, checks, transforms
+from selattn.models.passes import Pass, Told, begin, evicted_rows
+from selattn.ops import Backend, Rules
 
 
 class SelectiveModel(Evicting, SelectivePreTrainedModel):
@@ -80,61 +71,32 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
             selection_strength: replaces the config's, for a ramp during training.
             cu_seq_lens_q: cumulative lengths of the documents of one packed row, as padding-free collators give them.
             cache_budgets: K_l, how many tokens each layer may keep; replaces the config's.
-            cache_policy: who leaves when a layer is full, a name or a policy; replaces the config's. A cache has both
-                of its own: they need not be given again.
+            cache_policy: which token is evicted when a layer is full, a name or a policy; replaces the config's. A
+                cache has both of its own: they need not be given again.
             seq_idx: [B, N], the number of the document that each token of a packed row belongs to.
         """
         refuse_unknown(kwargs, type(self).forward)
-        if selection_strength is not None:
-            checks.strength(selection_strength)
-        told = (attention_mask, position_ids, cu_seq_lens_q, seq_idx)
-        check_given(input_ids, inputs_embeds, self.config.hidden_size, **dict(zip(TOLD, told, strict=True)))
+        told = Told(attention_mask, position_ids, cu_seq_lens_q, seq_idx)
+        check_given(input_ids, inputs_embeds, self.config.hidden_size, **told._asdict())
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        shape = (x.shape[0], x.shape[1])
-        cache = selective_cache(past_key_values)
-        # A compiled step has one graph for all lengths, so it asks the cache for none.
-        one_step = (
-            torch.compiler.is_compiling() and cache is not None and shape[1] == 1 and cache.layers[0].is_initialized
-        )
-        past = None if one_step else 0 if cache is None else cache.get_seq_length()
-        if cache is not None and past != 0:
-            places = next_places(shape, cache, past, *told)
-        else:
-            places = whole_places(shape, *told, x.device)
-        # Only whole sequences have gradients, and can say what was kept of them: then a cache is filled afterwards.
-        whole = past == 0 and (torch.is_grad_enabled() or output_kept or output_evictions)
-        packed = cu_seq_lens_q is not None or seq_idx is not None or (position_ids is not None and shape[1] > 1)
-        if cache is not None or self._wants_cache(use_cache, places.sequences, packed):
-            if output_kept and not whole:
-                raise SelattnError("kept fractions and the memory term need whole sequences: leave the cache out")
-            if output_evictions and not whole:
-                raise SelattnError("who left when is told of whole sequences: leave the cache out")
-            if packed:
-                refuse_several(places.sequences)
-            cache = self._cache(cache, cache_budgets, cache_policy)
-        # A cache owns its budgets and its policy.
-        budgets, policy = self.limits(cache_budgets, cache_policy) if cache is None else (None, cache.policy)
-
-        ends = shape[1] if past is None else past + shape[1]
-        long = ends > self.config.max_position_embeddings
-        x, rotary = self._positioned(x, places.positions, check=position_ids is not None or one_step or long)
-
-        context = Context(
-            places.sequences,
-            rotary,
-            cache,
-            whole=cache is None or whole,
-            real=None if cache is None else places.real,
-            budgets=budgets,
-            policy=policy,
-            rules=self._rules(selection_strength),
-            wanted=AuxRequest(
-                f=output_f,
-                memory=output_kept,
-                weights=bool(self.config.output_attentions if output_attentions is None else output_attentions),
-            ),
+        now = begin(
+            self,
+            (x.shape[0], x.shape[1]),
+            x.device,
+            told,
+            self._rules(),
+            strength=selection_strength,
+            cache=past_key_values,
+            use_cache=use_cache,
+            budgets=cache_budgets,
+            policy=cache_policy,
+            output_f=output_f,
+            output_kept=output_kept,
+            output_evictions=output_evictions,
+            output_attentions=self.config.output_attentions if output_attentions is None else output_attentions,
             backend=self.backend or self.config.backend,
         )
+        x, now.rotary = self._positioned(x, now.places.positions, check=position_ids is not None or self._long(now))
         want_hidden = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         hidden: list[Any] = []
         found = []
@@ -142,55 +104,40 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         for layer in itertools.islice(self.layers, self.config.num_hidden_layers):
             if want_hidden:
                 hidden.append(x)
-            x, *parts = layer(x, context)
+            x, *parts = layer(x, now)
             found.append(parts)
         x = self.norm(x)
         kept, f, weights, evicted_at = zip(*found, strict=True)
-        if cache is not None and not whole and (output_f or context.wanted.weights):
-            seen = (places.sequences, cache.layers[0].length, cache.get_seq_length())
-            f, weights = (tuple(over_tokens(each, *seen) for each in of) for of in (f, weights))
-
         result = SelectiveModelOutput(
             last_hidden_state=x,
-            past_key_values=cache,
+            past_key_values=now.cache,
             hidden_states=(*hidden, x) if want_hidden else None,
-            attentions=weights if context.wanted.weights else None,
-            kept=kept_fractions(kept, x, places.sequences) if output_kept else None,
-            f=f if output_f else None,
-            evicted_at=tuple(_or_never(at, shape, x.device) for at in evicted_at) if output_evictions else None,
+            attentions=now.over_tokens(weights) if now.wanted.weights else None,
+            kept=kept_fractions(kept, x, now.sequences) if output_kept else None,
+            f=now.over_tokens(f) if output_f else None,
+            evicted_at=evicted_rows(evicted_at, x) if output_evictions else None,
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
 
     def enter(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
-    ) -> tuple[Tensor, Context]:
+    ) -> tuple[Tensor, Pass]:
         """What enters the first layer, [B, N, d_model], and what all layers share: whole sequences, no cache.
 
         For those who run only some of the layers: `x, *_ = layer(x, context)` for each of `layers`, then `norm`, is
         `forward` with the config's budgets and policy, or others put into the context.
         """
-        shape = (input_ids.shape[0], input_ids.shape[1])
-        places = whole_places(shape, attention_mask, position_ids, None, None, input_ids.device)
-        x, rotary = self._positioned(self.embed_tokens(input_ids), places.positions, check=True)
-        budgets, policy = self.limits(None, None)
-        return x, Context(
-            places.sequences,
-            rotary,
-            cache=None,
-            whole=True,
-            real=None,
-            budgets=budgets,
-            policy=policy,
-            rules=self._rules(None),
-            wanted=AuxRequest(),
-            backend=self.backend or self.config.backend,
-        )
+        shape, told = (input_ids.shape[0], input_ids.shape[1]), Told(attention_mask, position_ids)
+        backend = self.backend or self.config.backend
+        now = begin(self, shape, input_ids.device, told, self._rules(), use_cache=False, backend=backend)
+        x, now.rotary = self._positioned(self.embed_tokens(input_ids), now.places.positions, check=True)
+        now.whole = True
+        return x, now
 
-    def _rules(self, strength: float | Tensor | None) -> Rules:
+    def _rules(self) -> Rules:
         """What the config says of all layers that select; it is asked once, which takes a while."""
-        strength = self.config.selection_strength if strength is None else strength
-        return Rules(self.config.selection, strength, tau=self.config.memory_tau)
+        return Rules(self.config.selection, self.config.selection_strength, tau=self.config.memory_tau)
 
     def _positioned(self, x: Tensor, positions: Tensor, check: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Embeddings with learned positions in them, or else the rotary angles beside them."""
@@ -204,35 +151,30 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         """Budgets and policy of the config."""
         return self.config.budgets, self.config.cache_policy
 
+    @property
+    def selects(self) -> bool:
+        """Whether any layer of the config does."""
+        return self.config.selects
+
     def layer_counts(self) -> tuple[int, int]:
         """The layers that run, and those that there are."""
         return self.config.num_hidden_layers, len(self.layers)
 
-    def _wants_cache(self, use_cache: bool | None, sequences: Sequences | None, packed: bool) -> bool:
-        """Whether a pass that was given no cache makes one. Where there cannot be one, who did not ask gets none."""
-        if use_cache is not None:
-            return use_cache
-        if not self.config.use_cache or self._recomputes():
-            return False
-        if torch.compiler.is_exporting() or transforms.in_transform():
-            return False
-        if sequences is None or not packed:
-            return True
-        return not torch.compiler.is_compiling() and not bool(several(sequences))
+    def wants_cache(self) -> bool:
+        """Whether a pass that was not told makes a cache."""
+        return bool(self.config.use_cache)
 
-    def _recomputes(self) -> bool:
+    def recomputes(self) -> bool:
+        """Whether the layers run twice, by gradient checkpointing."""
         return self.training and any(layer.gradient_checkpointing for layer in self.layers)
 
-    def _cache(
-        self,
-        given: SelectiveCache | None,
-        budgets: Budgets | int | Sequence[int] | None,
-        policy: str | Policy | None,
-    ) -> SelectiveCache:
-        """The given cache, if it fits, or a new one."""
-        if self._recomputes():
-            raise SelattnError("gradient checkpointing runs a layer twice, and would fill a cache twice: leave one out")
-        return self.fitting_cache(given, budgets, policy)
+    def _long(self, now: Pass) -> bool:
+        """Whether positions may lie past the context size, as far as that is known without looking at them."""
+        if now.cache is None:
+            return now.places.positions.shape[-1] > self.config.max_position_embeddings
+        if torch.compiler.is_compiling():
+            return True
+        return now.cache.get_seq_length() + now.places.positions.shape[-1] > self.config.max_position_embeddings
 
     def _check_positions(self, positions: Tensor) -> None:
         """No learned position exists past the context size; packed rows may be longer, their positions restart."""
@@ -249,8 +191,3 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
             )
         if lowest < 0:
             raise SelattnError(f"position_ids must be at least 0, not {lowest}")
-
-
-def _or_never(at: Tensor | None, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """[B, P, N] when each token left; of a layer with no budget nobody did."""
-    return torch.full((shape[0], 1, shape[1]), NEVER, dtype=torch.int64, device=device) if at is None else at

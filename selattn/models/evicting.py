@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache
 
 from selattn.cache import Budgets, Policy, SelectiveCache, make_policy
 from selattn.errors import SelattnError
+from selattn.models.seam import Description
 
 EVICTION = ("cache_budgets", "cache_policy")  # the arguments of `forward` and `generate`
 
@@ -22,9 +23,22 @@ class Evicting:
         """Budgets and policy that the model's config has."""
         raise NotImplementedError
 
+    @property
+    def selects(self) -> bool:
+        """Whether any layer does."""
+        raise NotImplementedError
+
     def layer_counts(self) -> tuple[int, int]:
         """The layers that run, and those that there are: fewer run where transformers drafts by leaving early."""
         raise NotImplementedError
+
+    def wants_cache(self) -> bool:
+        """Whether a pass that was not told makes a cache."""
+        raise NotImplementedError
+
+    def recomputes(self) -> bool:
+        """Whether the layers run twice, by gradient checkpointing: then there cannot be a cache."""
+        return False
 
     def eviction(
         self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
@@ -36,7 +50,9 @@ class Evicting:
         running, layers = self.layer_counts()
         if chosen is not None and running < layers:
             chosen = Budgets(chosen.for_layers(layers)[:running])
-        return chosen, make_policy(own_policy if policy is None else policy)
+        found = make_policy(own_policy if policy is None else policy)
+        check_selects(chosen, found, self.selects)
+        return chosen, found
 
     def limits(
         self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
@@ -51,12 +67,17 @@ class Evicting:
         return found is None or isinstance(found.tokens, int) or len(found.tokens) == self.layer_counts()[1]
 
     def new_cache(
-        self, budgets: Budgets | int | Sequence[int] | None = None, policy: str | Policy | None = None
-    ) -> SelectiveCache:
+        self,
+        budgets: Budgets | int | Sequence[int] | None = None,
+        policy: str | Policy | None = None,
+    ) -> Any:
         """An empty cache for this model, with the model's budgets and policy unless others are given.
 
         The cache owns them from then on: `forward` and `generate` need not be told again.
         """
+        return self._own_cache(budgets, policy)
+
+    def _own_cache(self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None) -> SelectiveCache:
         return SelectiveCache(self.layer_counts()[0], *self.eviction(budgets, policy))
 
     def fitting_cache(
@@ -67,12 +88,14 @@ class Evicting:
     ) -> SelectiveCache:
         """The given cache, if it fits, or a new one."""
         if given is None:
-            return self.new_cache(budgets, policy)
+            return self._own_cache(budgets, policy)
         layers = self.layer_counts()[0]
         if len(given.layers) != layers:
             raise SelattnError(
                 f"this cache has {len(given.layers)} layers and the model {layers}: make one with new_cache()"
             )
+        if not given.layers[0].is_initialized:
+            check_selects(given.budgets, given.policy, self.selects)
         other = budgets is not None and self.eviction(budgets, policy)[0] != given.budgets
         if other or (policy is not None and not _is_policy(given.policy, policy)):
             raise SelattnError(
@@ -89,6 +112,11 @@ class PrunedGeneration:
     layer_counts: Callable[[], tuple[int, int]]
     fits: Callable[[Any], bool]
 
+    @property
+    def description(self) -> Description:
+        """What is known of the model without its weights."""
+        raise NotImplementedError
+
     def _prepare_generation_config(self, generation_config: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Budgets and policy may stand in a `GenerationConfig`, too; what `generate()` is given goes before it."""
         given = {name: kwargs.pop(name) for name in EVICTION if name in kwargs}
@@ -104,6 +132,14 @@ class PrunedGeneration:
         if leaves is not None and (isinstance(leaves, bool) or not isinstance(leaves, int) or not 0 < leaves <= layers):
             raise SelattnError(f"assistant_early_exit must be a layer, 1 to {layers} here, not {leaves!r}")
         return chosen, model_kwargs
+
+    def _check_heeded(self, budgets: Any, policy: Any) -> None:
+        """Raise for a policy that nothing would ask."""
+        if policy is None or budgets is not None or self.description.budgets is not None:
+            return
+        chosen = make_policy(policy)
+        if chosen.evicts and not chosen.leaves_early:
+            raise SelattnError(f"the policy {chosen.name!r} would change nothing: without cache_budgets nothing leaves")
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """As in transformers. Of a generation config that was made from a model's config transformers reads only what
@@ -131,9 +167,21 @@ class PrunedGeneration:
             if not self.fits(given["cache_budgets"]):
                 given["cache_budgets"] = None
         if model_kwargs.get("past_key_values") is None:
+            self._check_heeded(*given.values())
             model_kwargs["past_key_values"] = self.new_cache(*given.values())
             if generation_config.is_assistant:
                 model_kwargs["past_key_values"].activate_past_recording()
+
+
+def check_selects(budgets: Budgets | None, policy: Policy, selects: bool) -> None:
+    """Raise if tokens would leave by their F in a model that has none: the oldest would, as in a window."""
+    if policy.needs_f and not selects and policy.evicts and (budgets is not None or policy.leaves_early):
+        hint = (
+            "" if type(policy).__module__.startswith("selattn.") else ", or set needs_f = False if it does not read F"
+        )
+        raise SelattnError(
+            f"the policy {policy.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4{hint}"
+        )
 
 
 def selective_cache(cache: Cache | None) -> SelectiveCache | None:

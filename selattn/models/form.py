@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -38,6 +39,12 @@ class NewForm:
             least = 2 if name == "size" else 1
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise SelattnError(f"NewForm.{name} must be a whole number of at least {least}, not {value!r}")
+        for name in ("bias", "deviation"):
+            value = getattr(self, name)
+            if value is None and name == "bias":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise SelattnError(f"NewForm.{name} must be a finite number, not {value!r}")
 
 
 class SelectingForm(nn.Module):

@@ -18,7 +18,7 @@ def continued(
     cache: KVCache | None = None,
     choose: Choose = greedy,
 ) -> Iterator[int]:
-    """The tokens that a model goes on with, one after another; one that ends a text is the last.
+    """The tokens with which a model continues, one after another; one that ends a text is the last.
 
     Args:
         model: in evaluation mode.
@@ -27,7 +27,7 @@ def continued(
         cache: an empty one of `model.new_cache(budgets, policy)`; None for the model's own budgets and policy.
         choose: which token comes next, see `selattn.models.sampling`.
     """
-    engine = Engine(model, model.new_cache() if cache is None else cache, choose)
+    engine = Engine(model, model.new_cache() if cache is None else cache, choose, rows=1)
     row = engine.add(prompt)
     for _ in range(tokens):
         token = engine.step()[row]

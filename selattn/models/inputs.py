@@ -144,19 +144,13 @@ def next_places(
         raise SelattnError(PACKED)
     new_only = attention_mask is not None and attention_mask.shape[-1] == shape[1]
     if past is None:
-        real = attention_mask.bool() if attention_mask is not None and new_only else None
-        places = Places(None, length[:, None] if position_ids is None else position_ids, real)
-    elif attention_mask is None or new_only:
-        places = _after(length, shape, attention_mask, position_ids, seq_idx)
-    else:
-        sequences, positions = sequences_of(shape, past, attention_mask, position_ids, None, seq_idx, length.device)
-        _check_repeated(attention_mask[:, : -shape[1]], length)
-        places = Places(sequences, positions, _if_padded(sequences, past))
-    if cache.active is None:
-        return places
-    # A row that sits out has no new token: whatever it is given stands at a position that exists.
-    active = cache.active.to(places.positions.device)[:, None]
-    return places._replace(positions=places.positions.where(active, 0))
+        real = _unless_all_real(attention_mask) if new_only else None
+        return Places(None, length[:, None] if position_ids is None else position_ids, real)
+    if attention_mask is None or new_only:
+        return _after(length, shape, attention_mask, position_ids, seq_idx)
+    sequences, positions = sequences_of(shape, past, attention_mask, position_ids, None, seq_idx, length.device)
+    _check_repeated(attention_mask[:, : -shape[1]], length)
+    return Places(sequences, positions, _if_padded(sequences, past))
 
 
 def _after(
@@ -275,9 +269,21 @@ def _unknown(x: Tensor) -> bool:
 
 def _unless_all_real(mask: Tensor | None) -> Tensor | None:
     """A mask with no padding is no mask, which is cheaper. Where its values are unknown, it stays."""
-    if mask is None or (not _unknown(mask) and bool(mask.all())):
+    if mask is None:
         return None
-    return mask.bool()
+    if mask.is_floating_point() and not mask.is_meta:
+        _check_flags(mask)
+    return None if not _unknown(mask) and bool(mask.all()) else mask.bool()
+
+
+def _check_flags(mask: Tensor) -> None:
+    """Of a mask of fractions, which others add to the logits, nothing but 0 and 1 has a meaning here."""
+    rule = "attention_mask must be 1 for real tokens and 0 for padding, not what is added to the logits"
+    flags = ((mask == 0) | (mask == 1)).all()
+    if torch.compiler.is_compiling():
+        torch._assert_async(flags, rule)  # values are unknown here, so the graph itself asserts it
+    elif not bool(flags):
+        raise SelattnError(rule)
 
 
 def _unless_one(sequences: Sequences) -> Sequences | None:

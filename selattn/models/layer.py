@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from selattn.models.attention import AttentionBlock, Context
+from selattn.models.attention import AttentionBlock
 from selattn.models.config import SelectiveConfig
 from selattn.models.memory_loss import kept_tokens
 from selattn.models.parts import make_mlp, make_norm
+from selattn.models.passes import Pass
 
 
 class SelectiveDecoderLayer(GradientCheckpointingLayer):
@@ -23,12 +24,12 @@ class SelectiveDecoderLayer(GradientCheckpointingLayer):
         self.dropout = nn.Dropout(config.hidden_dropout)
 
     def forward(
-        self, x: Tensor, context: Context
+        self, x: Tensor, now: Pass
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """The new x, the tokens kept (sum over sequences of max_i M_i), F, the weights, and when each token left."""
-        mixed, result = self.attention(self.attention_norm(x), context)
+        """The new x, the tokens kept (sum over sequences of max_i M_i), F, the weights, and the rows of evictions."""
+        mixed, result = self.attention(self.attention_norm(x), now)
         x = x + self.dropout(mixed)
         x = x + self.dropout(self.mlp(self.mlp_norm(x)))
         aux = result.aux
-        kept = None if aux.memory is None else kept_tokens(aux.memory, context.sequences)
+        kept = None if aux.memory is None else kept_tokens(aux.memory, now.sequences)
         return x, kept, aux.f, aux.weights, result.evicted_at

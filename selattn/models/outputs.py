@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, make_dataclass
 from typing import Any
 
@@ -54,12 +53,22 @@ class SelectiveOutput(CausalLMOutputWithPast):
     evicted_at: tuple[Tensor, ...] | None = None
 
 
-@functools.cache
+_MADE: dict[type, Any] = {}
+
+
 def selective_output(kind: type) -> Any:
     """The output class `kind` of a stock model with `OURS` as fields: DDP makes outputs anew, of their fields alone."""
-    made = make_dataclass(f"Selective{kind.__name__}", [(name, Any, None) for name in OURS], bases=(kind,))
-    made.__module__ = __name__
-    return made
+    if kind not in _MADE:
+        fields = [(name, Any, None) for name in OURS]
+        inside = {"__module__": __name__}  # at once: transformers registers the class by its whole name
+        _MADE[kind] = make_dataclass(f"Selective{kind.__name__}", fields, bases=(kind,), namespace=inside)
+    return _MADE[kind]
+
+
+# Now, not with the first output: torch.export wants them registered before it begins.
+for _kind in ("CausalLMOutputWithPast", "CausalLMOutputWithCrossAttentions", "MoeCausalLMOutputWithPast"):
+    selective_output(getattr(modeling_outputs, _kind))
+selective_output(modeling_outputs.Seq2SeqLMOutput)
 
 
 def __getattr__(name: str) -> Any:

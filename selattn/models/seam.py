@@ -77,24 +77,21 @@ class KVCache(Protocol):
     """What a model keeps between the tokens of its texts, a row for each; budgets and policy are the cache's own.
 
     The engine (`selattn.models.engine`) asks for all of it. Who writes one text at a time, without drafts, needs
-    no `batch_select_indices`, `drafting` and `roll_back`.
+    no rows, no `drafting` and no `roll_back`.
     """
 
     @property
     def rows(self) -> int:
-        """The texts that it holds; 0 as long as it was not used."""
+        """The rows there are; 0 as long as it was not used and none are reserved."""
 
-    def new_like(self) -> Any:
-        """An empty cache with the same budgets and policy."""
-
-    def append(self, other: Any, /) -> None:
-        """Take the rows of another cache, after those that are there."""
+    def reserve(self, rows: int, /) -> None:
+        """Have at least so many rows."""
 
     def only(self, rows: Sequence[int], /) -> AbstractContextManager[None]:
-        """A context in which only these rows take part; the others keep what they have."""
+        """A context in which the batch is these rows, in this order; the others keep what they have."""
 
-    def batch_select_indices(self, indices: Tensor, /) -> None:
-        """Keep these rows, in this order, and drop the others."""
+    def clear_rows(self, rows: Sequence[int], /) -> None:
+        """Empty these rows: their next tokens begin new texts."""
 
     def drafting(self) -> AbstractContextManager[None]:
         """A context in which tokens can be taken back."""

@@ -3,9 +3,8 @@
 from selattn.ops.attention import KernelOptions, causal_attention, selective_attention
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.dispatch import backends
-from selattn.ops.patterns import Fixed, Pattern, Strided
 from selattn.ops.request import Attention, AuxOutput, AuxRequest, Request
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Fixed, Pattern, Rules, Strided
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 

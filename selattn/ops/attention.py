@@ -2,6 +2,7 @@
 
 selective_attention   softmax(Q K^T / sqrt(d) - F) V, the paper's mechanism
 causal_attention      the baselines that the paper trains: standard, local window, strided and fixed sparse
+attend_whole          either by the rules of a layer, as models call it
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from typing import TypedDict, Unpack, overload
 import torch
 from torch import Tensor
 
-from selattn.ops import autocast, checks
+from selattn.ops import checks
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
-from selattn.ops.patterns import Pattern
-from selattn.ops.precision import compute_dtype
-from selattn.ops.request import AuxOutput, AuxRequest, Request
-from selattn.ops.rules import Rules
+from selattn.ops.request import NOTHING, Attention, AuxOutput, AuxRequest, Request, Tokens
+from selattn.ops.rules import Pattern, Rules, compute_dtype, position_bias
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 
@@ -154,32 +153,12 @@ def selective_attention(
         The output [B, H, N, Dv]; with `return_aux`, the output and an `AuxOutput`. All of it has gradients with respect
         to query, key, value, a floating point attn_mask, the separate form and initial_f.
     """
-    checks.kinds(
-        selection=selection, strength=strength, tau=tau, query=query, key=key, value=value, is_causal=is_causal
+    checks.kinds(selection=selection, strength=strength, tau=tau)
+    rules = Rules(selection, strength, window, None, scale, softcap, dropout_p, tau)
+    return _attend(
+        *(query, key, value, rules, attn_mask, is_causal, enable_gqa, sequences, visible_until),
+        *(return_aux, kernel_options, backend, selection_query, selection_key, initial_f),
     )
-    checks.optional(selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
-    if not is_causal:
-        raise checks.error("selective attention is causal: leave is_causal at True")
-    query, key, value, selection_query, selection_key = autocast.cast(query, key, value, selection_query, selection_key)
-    rules = Rules(
-        selection=selection,
-        strength=strength,
-        window=window,
-        scale=scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
-        tau=tau,
-    )
-    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until, kernel_options)
-    checks.places(query, selection_query=selection_query, selection_key=selection_key, initial_f=initial_f)
-    checks.selection(query, key, selection, selection_query, selection_key)
-    checks.positive("tau", tau)
-    checks.strength(strength)
-    if selection_query is not None:
-        request = request._replace(selection_query=selection_query, selection_key=selection_key)
-    if (before := _initial_f(request, initial_f)) is not None:
-        request = request._replace(initial_f=before)
-    return _run(request, return_aux, backend)
 
 
 @overload
@@ -236,34 +215,62 @@ def causal_attention(
     `pattern` is a `Strided` or `Fixed` of Child et al. (2019); positions are counted inside each sequence.
     """
     checks.optional(pattern=pattern)
-    checks.kinds(query=query, key=key, value=value, is_causal=is_causal)
-    if not is_causal:
-        raise checks.error("causal_attention is causal: leave is_causal at True")
-    query, key, value = autocast.cast(query, key, value)
-    rules = Rules(window=window, pattern=pattern, scale=scale, softcap=softcap, dropout_p=dropout_p)
-    request = _request(query, key, value, rules, attn_mask, enable_gqa, sequences, visible_until, kernel_options)
-    return _run(request, return_aux, backend)
+    rules = Rules(None, 1.0, window, pattern, scale, softcap, dropout_p)
+    return _attend(
+        *(query, key, value, rules, attn_mask, is_causal, enable_gqa, sequences, visible_until),
+        *(return_aux, kernel_options, backend),
+    )
 
 
-def _request(
+def _attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     rules: Rules,
     attn_mask: Tensor | None,
+    is_causal: bool,
     enable_gqa: bool,
     sequences: Sequences | None,
     visible_until: Tensor | None,
+    return_aux: AuxRequest | None,
     kernel_options: KernelOptions | None,
-) -> Request:
-    """What selective and standard attention have in common, checked."""
-    checks.kinds(dropout_p=rules.dropout_p, enable_gqa=enable_gqa)
-    checks.optional(scale=rules.scale, softcap=rules.softcap, window=rules.window)
-    checks.optional(attn_mask=attn_mask, sequences=sequences, visible_until=visible_until)
+    backend: str | Backend,
+    selection_query: Tensor | None = None,
+    selection_key: Tensor | None = None,
+    initial_f: Tensor | None = None,
+) -> Tensor | tuple[Tensor, AuxOutput]:
+    """What a caller gave, checked and made a `Request`, and what comes of it."""
+    checks.kinds(
+        query=query, key=key, value=value, is_causal=is_causal, dropout_p=rules.dropout_p, enable_gqa=enable_gqa
+    )
+    checks.optional(
+        scale=rules.scale,
+        softcap=rules.softcap,
+        window=rules.window,
+        attn_mask=attn_mask,
+        sequences=sequences,
+        visible_until=visible_until,
+        selection_query=selection_query,
+        selection_key=selection_key,
+        initial_f=initial_f,
+    )
+    if not is_causal:
+        raise checks.error("attention is causal here: leave is_causal at True")
+    query, key, value, selection_query, selection_key = dispatch.cast(query, key, value, selection_query, selection_key)
     checks.tensors(query, key, value, enable_gqa)
-    start = None if sequences is None else sequences.start
-    checks.places(query, attn_mask=attn_mask, sequences=start, visible_until=visible_until)
-    checks.numbers(rules.dropout_p, rules.scale, rules.softcap, rules.window)
+    checks.places(
+        query,
+        attn_mask=attn_mask,
+        sequences=None if sequences is None else sequences.start,
+        visible_until=visible_until,
+        selection_query=selection_query,
+        selection_key=selection_key,
+        initial_f=initial_f,
+    )
+    checks.numbers(rules.dropout_p, rules.scale, rules.softcap, rules.window, rules.tau)
+    if rules.selection is not None:
+        checks.selection(query, key, rules.selection, selection_query, selection_key)
+        checks.strength(rules.strength)
     mask, bias = None, None
     if attn_mask is not None:
         full = checks.attn_mask(attn_mask, query, key)
@@ -273,10 +280,9 @@ def _request(
             sequences = Sequences.from_mask(full[:, 0, 0].expand(query.shape[0], key.shape[2]))
         else:
             mask = full
-    until = None
     if visible_until is not None:
         checks.visible_until(visible_until, key)
-        until = visible_until if visible_until.ndim == 3 else visible_until.unsqueeze(1)
+        visible_until = visible_until if visible_until.ndim == 3 else visible_until.unsqueeze(1)
     if sequences is not None:
         checks.sequences(sequences, key)
     if rules.softcap == math.inf:  # a cap that nothing reaches
@@ -284,22 +290,49 @@ def _request(
     if kernel_options is not None:
         checks.kernel_options(kernel_options, KernelOptions.__annotations__)
         rules = rules._replace(**kernel_options)
+    if return_aux is not None:
+        checks.aux_request(return_aux, rules)
     start = None if sequences is None else sequences.start
-    return Request(query, key, value, rules, start=start, until=until, mask=mask, bias=bias)
+    request = Request(
+        *(query, key, value, rules, return_aux or NOTHING, start, visible_until, mask, bias),
+        *(selection_query, selection_key),
+    )
+    if rules.selection is not None and checks.initial_f(initial_f, request):
+        assert initial_f is not None
+        # F over all M keys: the new ones have not been selected yet.
+        whole = torch.nn.functional.pad(initial_f.to(compute_dtype(query.dtype)), (0, query.shape[-2]))
+        request = request._replace(initial_f=whole)
+    output, aux, _ = dispatch.attend(request, backend)
+    return output if return_aux is None else (output, aux)
 
 
-def _initial_f(request: Request, initial_f: Tensor | None) -> Tensor | None:
-    """F over all M keys: the new ones have not been selected yet."""
-    if not checks.initial_f(initial_f, request):
-        return None
-    assert initial_f is not None
-    return torch.nn.functional.pad(initial_f.to(compute_dtype(request.query.dtype)), (0, request.query.shape[-2]))
+def attend_whole(
+    tokens: Tokens,
+    sequences: Sequences | None,
+    rules: Rules,
+    wanted: AuxRequest = NOTHING,
+    backend: str | Backend = "auto",
+    evicted_at: Tensor | None = None,
+) -> Attention:
+    """Whole sequences attend to themselves by the rules of a layer: what every forward without a cache does.
 
-
-def _run(request: Request, return_aux: AuxRequest | None, backend: str | Backend) -> Tensor | tuple[Tensor, AuxOutput]:
-    """The output, or with it what else was asked for."""
-    if return_aux is None:
-        return dispatch.attend(request, backend).output
-    checks.aux_request(return_aux, request.rules)
-    output, aux, _ = dispatch.attend(request._replace(wanted=return_aux), backend)
-    return output, aux
+    `evicted_at` [B, P, N] prunes: the row from which each key is gone, as `selattn.eviction_order` gives it. What is
+    real is told by `sequences`, not by the tokens.
+    """
+    bias = None
+    if rules.bias is not None:
+        index = torch.arange(tokens.key.shape[2], device=tokens.key.device)
+        bias = position_bias(rules, tokens.query, index[None] if sequences is None else sequences.positions)
+    request = Request(
+        tokens.query,
+        tokens.key,
+        tokens.value,
+        rules if rules.bias is None else rules._replace(bias=None),
+        wanted,
+        start=None if sequences is None else sequences.start,
+        until=evicted_at,
+        bias=bias,
+        selection_query=tokens.selection_query,
+        selection_key=tokens.selection_key,
+    )
+    return dispatch.attend(request, backend)._replace(evicted_at=evicted_at)

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops.patterns import Fixed, Strided
 from selattn.ops.request import AuxRequest, Request
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Fixed, Rules, Strided
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
 from selattn.utils.suggest import unknown
@@ -55,9 +54,9 @@ def kinds(**given: Any) -> None:
 
 def optional(**given: Any) -> None:
     """The same, for what may be None."""
-    there = {name: value for name, value in given.items() if value is not None}
-    if there:
-        kinds(**there)
+    for name, value in given.items():
+        if value is not None:
+            kinds(**{name: value})
 
 
 def places(query: Tensor, **others: Tensor | None) -> None:
@@ -110,28 +109,17 @@ def tensors(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None
         raise error(f"query has {rows} rows but there are only {keys} keys: the queries must be the last of the keys")
 
 
-def numbers(dropout_p: float, scale: float | None, softcap: float | None, window: int | None) -> None:
+def numbers(dropout_p: float, scale: float | None, softcap: float | None, window: int | None, tau: float = 1.0) -> None:
     """Refuse scalar settings that are out of range."""
     if not 0.0 <= dropout_p < 1.0:
         raise error(f"dropout_p must be at least 0 and below 1, not {dropout_p}")
     if scale is not None and not math.isfinite(scale):
         raise error(f"scale must be a finite number, not {scale}")
-    if softcap is not None:
-        positive("softcap", softcap)
+    for name, value in (("softcap", softcap), ("tau", tau)):
+        if value is not None and not value > 0:
+            raise error(f"{name} must be above 0, not {value}")
     if window is not None and window < 1:
         raise error(f"window must be {_KINDS['window'][1]}, not {window}")
-
-
-def positive(name: str, value: float) -> None:
-    """A number above 0."""
-    if not value > 0:
-        raise error(f"{name} must be above 0, not {value}")
-
-
-def tolerance(value: float) -> None:
-    """A share of attention."""
-    if not 0.0 <= value < 1.0:
-        raise error(f"tolerance must be at least 0 and below 1, not {value}")
 
 
 def kernel_options(given: Mapping[str, Any], known: Iterable[str]) -> None:
@@ -141,8 +129,8 @@ def kernel_options(given: Mapping[str, Any], known: Iterable[str]) -> None:
         if name not in known:
             raise error(unknown("kernel option", str(name), known))
         kinds(**{name: value})
-    if "tolerance" in given:
-        tolerance(given["tolerance"])
+    if not 0.0 <= given.get("tolerance", 0.0) < 1.0:
+        raise error(f"tolerance must be at least 0 and below 1, not {given['tolerance']}")
 
 
 def aux_request(given: AuxRequest, rules: Rules) -> None:
@@ -192,8 +180,8 @@ def selection(
     query: Tensor, key: Tensor, chosen: Selection, selection_query: Tensor | None, selection_key: Tensor | None
 ) -> None:
     """The selecting heads exist, or the separate form is whole."""
-    heads = query.shape[1]
-    masks = len(chosen.heads)
+    heads, selecting = query.shape[1], chosen.heads
+    masks = len(selecting)
     if (selection_query is None) != (selection_key is None):
         raise error("a separate bilinear form needs both selection_query and selection_key")
     if selection_query is not None and selection_key is not None:
@@ -215,8 +203,8 @@ def selection(
                 f"query {list(query.shape)} and key {list(key.shape)} in batch or length"
             )
         masks = q.shape[1]
-    elif max(chosen.heads) >= heads:
-        raise error(f"the selecting head {max(chosen.heads)} does not exist: there are {heads} query heads, from 0")
+    elif max(selecting) >= heads:
+        raise error(f"the selecting head {max(selecting)} does not exist: there are {heads} query heads, from 0")
     if masks == 0 or heads % masks:
         raise error(f"{heads} heads cannot be shared out among {masks} selection masks: not a multiple")
 
@@ -234,17 +222,17 @@ def strength(value: float | Tensor) -> None:
 def initial_f(given: Tensor | None, request: Request) -> bool:
     """Whether there is an F to begin with; it is required as soon as there are earlier keys."""
     batch, earlier = request.query.shape[0], request.offset
-    if given is None:
-        if earlier:
-            raise error(
-                f"{request.query.shape[2]} queries continue after {earlier} earlier keys: pass initial_f=, the "
-                "final_f of the call before "
-                f"(or zeros [{batch}, {request.masks}, {earlier}] if nothing was selected)"
-            )
+    if given is None and not earlier:
         return False
-    if tuple(given.shape) != (batch, request.masks, earlier) or not given.is_floating_point():
+    shape = [batch, request.masks, earlier]
+    if given is None:
         raise error(
-            f"initial_f must be floating point {[batch, request.masks, earlier]} [batch, masks, earlier keys], "
+            f"{request.query.shape[2]} queries continue after {earlier} earlier keys: pass initial_f=, the final_f of "
+            f"the call before (or zeros {shape} if nothing was selected)"
+        )
+    if list(given.shape) != shape or not given.is_floating_point():
+        raise error(
+            f"initial_f must be floating point {shape} [batch, masks, earlier keys], "
             f"not {given.dtype} {list(given.shape)}"
         )
     return earlier > 0

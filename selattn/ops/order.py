@@ -9,13 +9,16 @@ their positions), P independent orders (1 or G), S selection masks, C places of 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from selattn.errors import SelattnError
+from selattn.ops.operator import in_transform
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 
 NEVER = 1 << 40  # a row that no sequence reaches
 
@@ -71,25 +74,32 @@ class OrderRequest(NamedTuple):
 
 
 class Slots(Protocol):
-    """The storage of a layer, which a step of decoding writes to."""
+    """The storage of a layer, which a step of decoding writes to: R rows of C slots."""
 
-    keys: Tensor | None  # [B, G, C, D]
-    values: Tensor | None  # [B, G, C, Dv]
-    position: Tensor  # [B, P, C] int32, -1 for an empty slot
-    f: Tensor  # [B, S, O, C] F; O is 1, of the order that the mask's heads follow, or P, of all of them
-    score: Tensor  # [B, P, C], or no places if the policy keeps none
-    selection_keys: Tensor | None  # [B, S * O, C, Ds]
-    length: Tensor  # [B] int64 real tokens so far
+    @property
+    def keys(self) -> Tensor: ...  # [R, G, C, D]
+    @property
+    def values(self) -> Tensor: ...  # [R, G, C, Dv]
+    @property
+    def position(self) -> Tensor: ...  # [R, P, C] int32, -1 for an empty slot
+    @property
+    def f(self) -> Tensor: ...  # [R, S, O, C] F; O is 1, of the order that the mask's heads follow, or P
+    @property
+    def score(self) -> Tensor: ...  # [R, P, C], or no places if the policy keeps none
+    @property
+    def selection_keys(self) -> Tensor | None: ...  # [R, S * O, C, Ds]
 
 
 class StepRequest(NamedTuple):
-    """One query for each row of the batch, over the slots of a layer."""
+    """One query for each sequence of the batch, over the slots of a layer."""
 
     tokens: Tokens
     rules: Rules
     slots: Slots
+    rows: Tensor | None  # [B] int64, the row of each sequence; None: sequence b is row b
+    length: Tensor  # [B] int64, real tokens so far
     policy: Ranking
-    budget: int | None  # None: nobody has to leave
+    budget: int | None  # None: nothing has to be evicted
     used: int  # slots, from the first on, that may hold a token after this step
 
 
@@ -131,6 +141,25 @@ def victim(policy: Ranking, kept: Kept) -> Tensor:
     """[B, P] the place of the token that leaves: the highest rank; of equals not the first token, then the oldest."""
     occupied = kept.position >= 0
     rank = policy.rank(kept).masked_fill(~occupied, -torch.inf)
-    worst = occupied & (rank == rank.amax(-1, keepdim=True))
+    highest = rank.amax(-1, keepdim=True)
+    if policy.compiled() is None:
+        _refuse_nan(policy, highest, occupied, kept.budget)
+    worst = occupied & (rank == highest)
     age = torch.where(kept.position == 0, torch.iinfo(torch.int32).max - 1, kept.position)
     return age.masked_fill(~worst, torch.iinfo(torch.int32).max).argmin(-1)
+
+
+def _refuse_nan(policy: Ranking, highest: Tensor, occupied: Tensor, budget: int) -> None:
+    """A rank of a user's own that is no number would choose the first place, whoever is in it.
+
+    As long as there is room nobody leaves by it.
+    """
+    known = highest.device.type == "cpu" and not torch.compiler.is_compiling()
+    if highest.is_meta or in_transform() or (known and not math.isnan(float(highest.sum()))):
+        return
+    rule = f"the policy {policy.name!r} gives a rank that is NaN: give a number for each token, or -inf to keep it"
+    bad = (highest.isnan() & (occupied.sum(-1, keepdim=True) >= budget)).any()
+    if not known:
+        torch._assert_async(~bad, rule)  # a GPU is not waited for
+    elif bool(bad):
+        raise SelattnError(rule)

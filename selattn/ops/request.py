@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from selattn.ops.rules import Rules
@@ -48,6 +49,20 @@ class AuxOutput(NamedTuple):
     final_f: Tensor | None = None
     weights: Tensor | None = None
     living: Tensor | None = None
+
+
+class Attention(NamedTuple):
+    """What attention gives back.
+
+    Attributes:
+        output: [B, H, N, Dv].
+        aux: what else was asked for.
+        evicted_at: [B, P, M] the row from which a key is gone, with a budget (the operator itself has none).
+    """
+
+    output: Tensor
+    aux: AuxOutput = AuxOutput()
+    evicted_at: Tensor | None = None
 
 
 class Request(NamedTuple):
@@ -93,24 +108,47 @@ class Request(NamedTuple):
     @property
     def needs_grad(self) -> bool:
         """Whether a backward pass can follow."""
-        return any(x.requires_grad for x in self.differentiable)
+        if not torch.is_grad_enabled():
+            return False
+        form = (self.selection_query, self.selection_key)
+        for x in (self.query, self.key, self.value, self.bias, *form, self.initial_f):
+            if x is not None and x.requires_grad:
+                return True
+        return False
 
-    @property
-    def differentiable(self) -> list[Tensor]:
-        """The inputs that results have derivatives with respect to."""
-        inputs = (self.query, self.key, self.value, self.bias, self.selection_query, self.selection_key, self.initial_f)
-        return [x for x in inputs if x is not None]
+    def ranks(self) -> Tensor:
+        """[B or 1, M] how many real tokens a row of the batch has up to each: what a window counts."""
+        if self.start is None:
+            return torch.arange(1, self.key.shape[2] + 1, device=self.key.device)[None]
+        return (self.start < self.start.shape[-1]).long().cumsum(-1)
+
+    def without_padding(self) -> Request:
+        """The same with zeros for all that padding holds: 0 * NaN is NaN, so a weight of 0 does not keep it out."""
+        if self.start is None:
+            return self
+        keys = (self.start >= self.key.shape[2])[:, None, :, None]
+        rows = keys[:, :, self.offset :]
+        hidden = {"query": rows, "key": keys, "value": keys, "selection_query": rows, "selection_key": keys}
+        given = {name: (getattr(self, name), padding) for name, padding in hidden.items()}
+        return self._replace(**{n: x.masked_fill(padding, 0.0) for n, (x, padding) in given.items() if x is not None})
 
 
-class Attention(NamedTuple):
-    """What attention gives back.
+class Tokens(NamedTuple):
+    """What new tokens bring to a layer: its whole sequences, or those that its cache is given."""
 
-    Attributes:
-        output: [B, H, N, Dv].
-        aux: what else was asked for.
-        evicted_at: [B, P, M] the row from which a key is gone, with a budget (the operator itself has none).
-    """
+    query: Tensor  # [B, H, n, D]
+    key: Tensor  # [B, G, n, D]
+    value: Tensor  # [B, G, n, Dv]
+    real: Tensor | None = None  # [B, n] bool; None: all are
+    selection_query: Tensor | None = None  # [B, S, n, Ds]
+    selection_key: Tensor | None = None  # [B, S, n, Ds]
 
-    output: Tensor
-    aux: AuxOutput = AuxOutput()
-    evicted_at: Tensor | None = None
+    def cut(self, begin: int, end: int) -> Tokens:
+        """The tokens from `begin` up to `end`."""
+
+        def part(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[..., begin:end, :]
+
+        real = None if self.real is None else self.real[:, begin:end]
+        q, k, v = (x[..., begin:end, :] for x in self[:3])
+        return Tokens(q, k, v, real, part(self.selection_query), part(self.selection_key))

@@ -12,7 +12,6 @@ Everything here is computed in fp32 or better: a bf16 running sum over 512 rows 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,27 +65,6 @@ class Selection:
         if self.protect_first:
             seen = seen & ~first
         return seen
-
-    @staticmethod
-    def encode(selection: Selection | None) -> list[int]:
-        """As an operator of torch takes it: the switches, then the heads; empty for None."""
-        if selection is None:
-            return []
-        return [*map(int, selection.switches.values()), *selection.heads]
-
-    @staticmethod
-    def decode(code: list[int]) -> Selection | None:
-        """The selection, or None, that `encode` was given."""
-        return _decode(tuple(code))
-
-
-@lru_cache(maxsize=256)
-def _decode(code: tuple[int, ...]) -> Selection | None:
-    if not code:
-        return None
-    switches = {name: bool(value) for name, value in zip(_SWITCHES, code, strict=False)}
-    heads = code[len(_SWITCHES) :]
-    return Selection(heads if len(heads) > 1 else heads[0], **switches)
 
 
 _SWITCHES = tuple(field.name for field in fields(Selection) if field.name != "head")

@@ -59,14 +59,19 @@ class Sequences:
     def from_mask(cls, mask: Tensor) -> Sequences:
         """One sequence in each row: mask [B, M], true (or 1) for real tokens. Padding may stand anywhere."""
         _check_grid("mask", mask)
-        return cls.from_documents(torch.zeros_like(mask, dtype=torch.int64), mask)
+        return cls(_starts(torch.zeros_like(mask, dtype=torch.bool), mask))
 
     @classmethod
     def from_documents(cls, ids: Tensor, mask: Tensor | None = None) -> Sequences:
-        """Packed rows: ids [B, M], a run of equal ids is one document. mask [B, M], if given, is false for padding."""
+        """Packed rows: ids [B, M], a run of equal ids is one document, whose number does not come again in its row.
+
+        mask [B, M], if given, is false for padding.
+        """
         _check_grid("ids", ids)
         _check_mask("ids are", ids, mask)
-        return cls(_starts(ids != ids.roll(1, -1), mask))
+        start = _starts(ids != ids.roll(1, -1), mask)
+        _check_once(ids, start)
+        return cls(start)
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor, total: int) -> Sequences:
@@ -88,7 +93,7 @@ class Sequences:
             raise SelattnError(f"{rule}: {cu.tolist()} does not")
         index = torch.arange(total, device=cu.device)
         ids = torch.searchsorted(cu, index, right=True).unsqueeze(0)
-        return cls.from_documents(ids, (index < cu[-1]).unsqueeze(0))
+        return cls(_starts(ids != ids.roll(1, -1), (index < cu[-1]).unsqueeze(0)))
 
     @classmethod
     def from_position_ids(cls, position_ids: Tensor, mask: Tensor | None = None) -> Sequences:
@@ -153,6 +158,8 @@ def _check_grid(name: str, tensor: Tensor) -> None:
         raise SelattnError(f"{name} must be a tensor [batch, keys], not {_kind(tensor)}")
     if tensor.ndim != 2:
         raise SelattnError(f"{name} must be [batch, keys], not {list(tensor.shape)}")
+    if tensor.is_floating_point():
+        raise SelattnError(f"{name} must hold whole numbers, or true and false, not {tensor.dtype}")
 
 
 def _check_mask(who: str, ids: Tensor, mask: Tensor | None) -> None:
@@ -161,6 +168,24 @@ def _check_mask(who: str, ids: Tensor, mask: Tensor | None) -> None:
     _check_grid("mask", mask)
     if mask.shape != ids.shape:
         raise SelattnError(f"{who} {list(ids.shape)} but mask is {list(mask.shape)}: they must have one shape")
+
+
+def _check_once(ids: Tensor, start: Tensor) -> None:
+    """No number of a document comes again behind another: that would be a document of its own."""
+    if ids.is_meta or torch._C._are_functorch_transforms_active():  # whose values cannot be asked for
+        return
+    rule = (
+        "a document's number must not come again after another's: number them 0, 1, 2, ..., and tell padding by a mask"
+    )
+    ids, order = ids.long().sort(-1)
+    start = start.gather(-1, order)
+    real = start < start.shape[-1]
+    same = (ids[:, 1:] == ids[:, :-1]) & real[:, 1:] & real[:, :-1]
+    again = same & (start[:, 1:] != start[:, :-1])
+    if torch.compiler.is_compiling() or ids.device.type != "cpu":
+        torch._assert_async(~again.any(), rule)  # a GPU is not waited for
+    elif bool(again.any()):
+        raise SelattnError(rule)
 
 
 def _kind(x: Any) -> str:

@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from selattn.cache import Budgets, Policy, import_policy, make_policy, policy_name
+from selattn.cache.budgets import SMALLEST
 from selattn.data import Tokenizer
 from selattn.errors import SelattnError
-from selattn.evaluation.losses import Batch, log_perplexity, make_batches
+from selattn.evaluation.losses import Batch, finite, log_perplexity, make_batches
 from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
+from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
 from selattn.pruning.folder import PATH, SETTINGS, SearchSettings, Step, append, begin, chosen, claimed, past_steps
@@ -30,7 +32,7 @@ from selattn.pruning.until import Until
 from selattn.utils.distributed import Team
 from selattn.utils.files import make_folder
 from selattn.utils.progress import Progress
-from selattn.utils.records import check_new_folder, check_output, write_record
+from selattn.utils.records import check_folder, check_new_folder, check_output, write_record
 
 RECORD, FIGURE = "record.json", "path.png"
 
@@ -151,7 +153,7 @@ class Pruned:
 def carry_out(job: Job, team: Team, progress: Progress) -> Pruned:
     """Search, or go on searching, and write the budgets."""
     loaded, context = load(job.model), job.procedure.context
-    check_context(loaded.name, loaded.description, context)
+    check_context(loaded.name, loaded, context)
     job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
     tokenizer = loaded.tokenizer
     other = None if job.until.baseline is None else load(job.until.baseline)
@@ -197,6 +199,7 @@ def _search(
     layers, context = model.description.layers, job.procedure.context
     budgets = past[-1].budgets if past else (context,) * layers
     trials = make_trials(model, batches, budgets, job.policy, team)
+    finite(trials.loss)
     path = past or [first_step(trials)]
     if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
         raise SelattnError(
@@ -207,7 +210,8 @@ def _search(
     if not past and team.leads:
         begin(job.out, settings, path[0])
     last, sure = _last(job, layers)
-    progress.begin(last, "iteration", len(path) - 1, sure=sure)
+    title = "iteration" if job.procedure.lazy else "iteration without --lazy"  # so that whoever waits knows of it
+    progress.begin(last, title, len(path) - 1, sure=sure)
     for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
         path.append(step)
         if team.leads:
@@ -261,7 +265,7 @@ def _settings(job: Job, loaded: Loaded, rows: TextRows) -> SearchSettings:
 
 def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:
     """Losses can be compared only over the same tokens."""
-    check_context(other.name, other.description, context)
+    check_context(other.name, other, context)
     theirs, ours = other.tokenizer, loaded.tokenizer
     if theirs.fingerprint != ours.fingerprint:
         raise SelattnError(
@@ -378,6 +382,8 @@ def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
     policy, called = import_policy(job.policy), policy_name(job.policy)
     if not policy.evicts:
         raise SelattnError(f"the policy {called!r} drops nothing: there is nothing to search for")
+    check_selects(Budgets(SMALLEST), policy, load(job.model).description.selects)
+    check_folder(job.out)
     check_output(record)
     for name in (FIGURE, PATH, SETTINGS, BUDGETS):
         if record is not None and record.absolute() == (job.out / name).absolute():

@@ -333,11 +333,3 @@ class RunConfig:
         from selattn.models import SelectiveConfig
 
         return SelectiveConfig
-
-
-def current_names(found: Mapping[str, Any]) -> dict[str, Any]:
-    """What `RunConfig.to_dict` of an earlier version wrote, under the names of this one."""
-    return {_RENAMED.get(name, name): value for name, value in found.items()}
-
-
-_RENAMED = {"optimiser": "optimizer"}

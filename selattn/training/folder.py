@@ -19,11 +19,10 @@ from typing import Any
 
 from selattn.errors import SelattnError
 from selattn.training.checkpoints import Choice, choose, delete, newest
-from selattn.training.config import current_names
 from selattn.training.record import LogLine, TrainingRecord
 from selattn.utils.files import LOCK, Lock, write_json, write_text
 from selattn.utils.journal import append_line, whole_lines
-from selattn.utils.records import read_body
+from selattn.utils.records import check_folder, read_body
 
 CONFIG, LOG, MODEL, RECORD = "run.json", "log.jsonl", "model", "training_record.json"
 
@@ -73,6 +72,7 @@ def check(run: Path, config: dict[str, Any], defaults: dict[str, Any], resume: b
 
     A run that began before a setting existed has the default of it.
     """
+    check_folder(run)
     if not run.exists():
         return Plan()
     if not run.is_dir() or (_contents(run) and not (run / CONFIG).exists()):
@@ -155,7 +155,7 @@ def _read_config(run: Path) -> dict[str, Any]:
             f"{file} is damaged: put it back from a copy, or begin anew with --overwrite; "
             "whether this is the run that was begun cannot be told"
         )
-    return current_names(found)
+    return found
 
 
 def _check_same(config: dict[str, Any], old: dict[str, Any], run: Path) -> None:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
-from selattn.training.config import RunConfig, TextData, current_names
+from selattn.training.config import RunConfig, TextData
 
 _WHOLE = ("optimizer", "schedule", "shrink")
 _PARTS = {"batch": ("size",), "evaluation": ("rows", "target"), "machine": ("precision",), "start": ("ramp",)}
@@ -34,12 +35,13 @@ def training_key(run: Mapping[str, Any], after: str | None = None) -> str:
 
 def deciding_settings(run: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that decide its weights and its loss, seed included; equal ones are written alike."""
-    given = current_names(run)
     whole = RunConfig("", TextData()).to_dict()
-    found: dict[str, Any] = {name: {**whole[name], **given.get(name, {})} for name in (*_WHOLE, *_PARTS)}
+    if unknown := run.keys() - whole.keys():
+        raise SelattnError(f"a run has no settings {', '.join(sorted(unknown))}: another version wrote this one")
+    found: dict[str, Any] = {name: {**whole[name], **run.get(name, {})} for name in (*_WHOLE, *_PARTS)}
     found = {name: {key: found[name][key] for key in _PARTS.get(name, found[name])} for name in found}
-    found |= {"data": _data(given["data"]), "model": _model(given.get("model", {}))}
-    return found | {"seed": given.get("seed", 0)}
+    found |= {"data": _data(run["data"]), "model": _model(run.get("model", {}))}
+    return found | {"seed": run.get("seed", 0)}
 
 
 def source_name(source: str) -> str:

@@ -20,7 +20,7 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from selattn.errors import FULL, CannotWriteError, SelattnError
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
-from selattn.training.config import RunConfig
+from selattn.training.config import RunConfig, Schedule
 from selattn.training.datasets import Data
 from selattn.training.maker import Made, Maker
 from selattn.training.presets import named_run
@@ -101,7 +101,8 @@ def train(
         plan = _by_one(folder, lambda: run_folder.check(folder, whole, defaults, resume, overwrite))
         if plan.goes_on and run_folder.finished(folder):
             return _ended(folder)
-        maker.check_memory(run, args.world_size, args.device)
+        maker.check(run, args.world_size, args.device)
+        check_schedule(run.schedule)  # after what a warm-up that is too long for a first try would hide
         data = data or maker.prepare(run, progress.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)
@@ -172,6 +173,7 @@ def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
     """The trained model, whole or not at all, with its record."""
     trainer.finish()
     state = trainer.accelerator.get_state_dict(trainer.model)
+    trainer.check_end(state)
     if trainer.args.process_index == 0:
         model = trainer.accelerator.unwrap_model(trainer.model, keep_torch_compile=False)
         seconds = trainer.seconds()
@@ -257,12 +259,8 @@ def _reason(error: Exception) -> str:
     return "the disk is full"
 
 
-def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
-    """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
-    devices = world_size()
-    cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
-    micro, accumulate = run.batch.split(devices)
-    optimizer, schedule = run.optimizer, run.schedule
+def check_schedule(schedule: Schedule) -> None:
+    """Raise for a schedule whose parts do not fit each other."""
     if schedule.warmup > schedule.steps:
         raise SelattnError(
             f"schedule.warmup is longer than the run: {schedule.warmup:,} steps of {schedule.steps:,}; "
@@ -270,6 +268,14 @@ def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
         )
     if schedule.decay != "cosine" and schedule.final:
         raise SelattnError(f"schedule.final belongs to the cosine; with {schedule.decay} leave it at 0")
+
+
+def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
+    """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
+    devices = world_size()
+    cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
+    micro, accumulate = run.batch.split(devices)
+    optimizer, schedule = run.optimizer, run.schedule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about defaults that are set here
         args = TrainingArguments(

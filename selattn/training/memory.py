@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.models.loading import load
 from selattn.training.config import RunConfig, TextData
 from selattn.utils.distributed import local_size
-from selattn.utils.memory import available_memory
+from selattn.utils.memory import check_fits, in_units
 
 _FP32 = 4
 _COLUMNS = 2 * 8  # input_ids and labels of a token, int64
@@ -45,15 +44,11 @@ def check_memory(run: RunConfig, devices: int, device: torch.device, sizes: Size
     """Raise if a step, or an evaluation, needs more than there is; without sizes the run says what they are."""
     parts = {what: needed for what, needed in needs(run, devices, sizes).items() if needed > 0}
     total = sum(parts.values())
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_memory()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     if device.type == "cpu":  # which the processes of one machine share
         total *= local_size()
-    if total > free:
-        largest = max(parts, key=lambda what: parts[what])
-        raise SelattnError(
-            f"this run needs at least {_size(total)} of memory, and {_size(free)} are free: "
-            f"{_size(parts[largest])} for {largest}"
-        )
+    largest = max(parts, key=lambda what: parts[what])
+    check_fits(total, "this run needs", f"{in_units(parts[largest])} for {largest}", free)
 
 
 def needs(run: RunConfig, devices: int, sizes: Sizes | None = None) -> dict[str, int]:
@@ -100,10 +95,3 @@ def _parameters(model: dict[str, Any]) -> int:
     heads = 2 * model["num_attention_heads"] + 2 * model["num_key_value_heads"]
     layer = heads * model["head_dim"] + 2 * model["intermediate_size"]
     return model["hidden_size"] * (model["vocab_size"] + model["num_hidden_layers"] * layer)
-
-
-def _size(count: int) -> str:
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,} bytes"

@@ -72,8 +72,11 @@ def _imported(module: str, name: str) -> RunConfig:
         raise SelattnError(f"cannot import {shortened(module)!r} of the run {module}:{name}: {error}") from None
     known = getattr(home, "RUNS", {})
     make = known.get(name) or getattr(home, name, None)
-    if not callable(make):
-        raise SelattnError(f"{module} has no run {shortened(name)!r}; {advice(name, known or vars(home))}")
+    if make is not None and not callable(make):
+        raise SelattnError(f"{module}:{name} is a {type(make).__name__}: a run is a function that returns a RunConfig")
+    if make is None:
+        hint = "name an entry of its RUNS, or a function that returns a RunConfig"
+        raise SelattnError(f"{module} has no run {shortened(name)!r}; {advice(name, known or vars(home), hint)}")
     try:
         inspect.signature(make).bind()
     except TypeError:

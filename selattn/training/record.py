@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NotRequired, TypedDict
 
-from selattn.training.config import current_names
 from selattn.utils.typed import if_any
 
 
@@ -60,9 +59,6 @@ class TrainingRecord:
     devices: int
     training: TrainingLosses | dict[str, float]
     evaluation: dict[str, Score]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "run", current_names(self.run))
 
 
 class Wall(TypedDict):

@@ -10,7 +10,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -264,6 +264,16 @@ class SelectiveTrainer(Trainer):
         """In the middle of its course a model that is saved is what it is now."""
         if changed := self.course.at(step):
             change_config(saved, changed)
+
+    def check_end(self, state: Mapping[str, Any]) -> None:
+        """Raise if the run has diverged after its last log; `state` are the weights, in the process that has them."""
+        since = self.meter.gathered(self._sum).tolist()
+        whole = all(bool(each.isfinite().all()) for each in state.values() if isinstance(each, Tensor))
+        broken = self._sum(torch.tensor(float(not whole), device=self.args.device))
+        losses = [*since[:2], *(score.loss for score in self.last_evaluation.values())]
+        for loss in [*losses, math.nan if broken else 0.0]:
+            if not math.isfinite(loss):
+                raise DivergedError(loss, self.state.global_step or self.start)
 
     def finish(self) -> None:
         """The model as it is to be saved, when all steps are done; a subclass may have something to take off."""

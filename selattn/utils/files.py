@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,21 @@ def write_text(path: Path, text: str, advice: str = "") -> None:
 
 def write_json(path: Path, content: object, advice: str = "") -> None:
     """Write JSON that people can read, whole or not at all."""
-    write_text(path, json.dumps(content, indent=2) + "\n", advice)
+    if (place := _not_finite(content)) is not None:
+        raise SelattnError(f"cannot write {path}: {place}, which is no number of JSON")
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n", advice)
+
+
+def _not_finite(content: object, at: str = "") -> str | None:
+    """The first number that is none, by its place: `models[0].loss is nan`."""
+    if isinstance(content, float) and not math.isfinite(content):
+        return f"{at or 'it'} is {content}"
+    parts: list[tuple[str, object]] = []
+    if isinstance(content, Mapping):
+        parts = [(f"{at}.{key}" if at else str(key), value) for key, value in content.items()]
+    elif isinstance(content, list | tuple):
+        parts = [(f"{at}[{i}]", value) for i, value in enumerate(content)]
+    return next((found for where, part in parts if (found := _not_finite(part, where)) is not None), None)
 
 
 def to_disk(path: Path) -> None:
@@ -133,7 +148,10 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
     Returns whether it was filled here; False means that it was there, or that another process has made it meanwhile.
     """
     part, lock = (path.with_name(path.name + end) for end in (".part", LOCK))
-    advice = f"nothing is left of it; free some space, or set {VARIABLE} to a folder on another disk"
+    elsewhere = f"set {VARIABLE} to a folder on another disk"
+    if not path.absolute().is_relative_to(cache_folder().absolute()):
+        elsewhere = "write elsewhere"
+    advice = f"nothing is left of it; free some space, or {elsewhere}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():

@@ -6,6 +6,8 @@ import ctypes
 import os
 from pathlib import Path
 
+from selattn.errors import SelattnError
+
 _LIMITS = (  # of the container: the limit and what is used of it, for both versions of control groups
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
     ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -26,6 +28,24 @@ def available_memory() -> int:
         if _text(limit).strip().isdecimal() and _text(used).strip().isdecimal():
             found.append(max(int(_text(limit)) - int(_text(used)), 0))
     return min(found)
+
+
+def check_fits(needed: int, what: str, advice: str, free: int | None = None) -> None:
+    """Raise if `what` needs so many bytes, a low estimate, and fewer are free: the system would kill the process.
+
+    Before any work: the machine would fill up for minutes, and another process might be killed in its place.
+    """
+    free = available_memory() if free is None else free
+    if needed > free:
+        raise SelattnError(f"{what} at least {in_units(needed)} of memory, and {in_units(free)} are free: {advice}")
+
+
+def in_units(count: int) -> str:
+    """So many bytes, for a message."""
+    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB")):
+        if count >= unit:
+            return f"{count / unit:,.1f} {name}"
+    return f"{count:,} bytes"
 
 
 def keep_freed_memory() -> bool:

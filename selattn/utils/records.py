@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -28,6 +30,10 @@ PACKAGES = (
     *("rich", "tensorboard", "numpy", "filelock", "lm-eval", "triton"),
 )
 
+# Fields of records that hold paths as the user wrote them, also inside words such as `FIELD=PATH` and `MODEL@PATH`.
+PATHS = ("data", "model", "record", "search", "set", "settings", "skip", "source", "teacher", "text", "texts", "until")
+_ABSOLUTE = re.compile(r"(?:^|(?<=[=@,:]))/(?!/)[^=@,:\n]*")
+
 # What decides a result; `revision` says whether any of it differs from its commit.
 CODE = ("selattn", "csrc", "benchmarks", "pyproject.toml", "setup.py")
 
@@ -37,7 +43,7 @@ class Provenance:
     """What every record begins with.
 
     Attributes:
-        command: the command line, free of this machine's folders.
+        command: the command line, its absolute paths as `portable` has them.
         date: UTC.
         seed: or seeds, where several make one record.
         commit: of the code; None outside a checkout, and in records from before it was noted.
@@ -136,6 +142,13 @@ def check_parents(path: Path) -> None:
         raise SelattnError(f"cannot write {path}: you may not write in {above}")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise if files cannot be written into a folder, which is made if need be."""
+    check_parents(folder)
+    if folder.is_dir() and not os.access(folder, os.W_OK | os.X_OK):
+        raise SelattnError(f"cannot write {folder}: you may not write in it")
+
+
 def check_new_folder(folder: Path) -> None:
     """Raise if a folder cannot be made there: it exists already, or what is above it is no folder."""
     check_parents(folder)
@@ -147,14 +160,46 @@ def write_record(path: str | Path, body: object, seed: int | Sequence[int | None
     """Write `body`, a dataclass or a dict, with the command, seed, commit, versions and machine around it."""
     path = Path(path)
     check_output(path)
-    write_json(path, {**to_json(provenance(seed)), **to_json(body)})
+    write_json(path, {**to_json(provenance(seed)), **portable_fields(to_json(body))})
     return path
+
+
+def portable(word: str) -> str:
+    """A word of a command whose absolute paths are relative below the working directory, and elsewhere a name alone."""
+
+    def shown(match: re.Match[str]) -> str:
+        path = Path(match[0])
+        with contextlib.suppress(ValueError):
+            return str(path.relative_to(Path.cwd()))
+        # The model of a run lies in the run's folder, which is what tells it from others.
+        return str(Path(path.parent.name, path.name)) if path.name == "model" else path.name or match[0]
+
+    return _ABSOLUTE.sub(shown, word)
+
+
+def portable_fields(body: Any) -> Any:
+    """The same JSON with the paths in the fields `PATHS` made portable: a word, a list of words, or words by name."""
+    if isinstance(body, list):
+        return [portable_fields(each) for each in body]
+    if not isinstance(body, dict):
+        return body
+    return {name: (_portable_words if name in PATHS else portable_fields)(value) for name, value in body.items()}
+
+
+def _portable_words(value: Any) -> Any:
+    if isinstance(value, str):
+        return portable(value)
+    if isinstance(value, list):
+        return [portable(each) if isinstance(each, str) else portable_fields(each) for each in value]
+    if isinstance(value, dict):
+        value = {name: portable(each) if isinstance(each, str) else each for name, each in value.items()}
+    return portable_fields(value)
 
 
 def provenance(seed: int | Sequence[int | None] | None) -> Provenance:
     """Of what is measured in this process."""
     return Provenance(
-        command=shlex.join(command_line()),
+        command=shlex.join(map(portable, command_line())),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         seed=list(seed) if isinstance(seed, Sequence) else seed,
         **revision(),

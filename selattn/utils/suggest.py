@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """The known word that is most like a mistyped one; None if none is like it."""
     found = difflib.get_close_matches(word, list(known), 1, cutoff)
     return found[0] if found else None
@@ -33,6 +33,8 @@ def unknown(what: str, word: str, known: Iterable[str], forms: Iterable[str] | N
 
 def first_line(error: Exception) -> str:
     """What an error of another library says, in one line."""
+    if isinstance(error, KeyError):  # which says no more than the name
+        return f"{error} is missing"
     lines = [line.strip() for line in str(error).strip().splitlines()]
     if not lines:
         return type(error).__name__

@@ -17,11 +17,10 @@ from torch.testing import assert_close
 from selattn import eviction_order, kept_positions
 from selattn.cache import POLICIES, Policy, SlotLayer, attend, make_policy
 from selattn.ops import Selection
+from selattn.ops.attention import attend_whole
 from selattn.ops.backends import plain_order
-from selattn.ops.request import NOTHING
+from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 from tests.cache.simulation import Run, simulate
 from tests.ops.cases import PATTERNS, rows, selections, sequences
 

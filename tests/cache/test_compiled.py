@@ -12,11 +12,10 @@ from torch.testing import assert_close
 from selattn.cache import POLICIES, SlotLayer, Threshold, attend, evictions, make_policy
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Sequences
-from selattn.ops.backends import cpu_order, cpu_step, plain_order
-from selattn.ops.request import NOTHING
+from selattn.ops.attention import attend_whole
+from selattn.ops.backends import cpu_order, cpu_step, plain_order, plain_step
+from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 from tests.cache.cases import Distances
 
 EVICTING = [*POLICIES, "selective-per-head", "tova-per-head"]
@@ -137,7 +136,16 @@ def test_what_the_library_does_itself(rules, masks, policy):
     assert order.called
 
 
-@pytest.mark.parametrize("backend", ["reference", "sdpa", "chunked"])
+@pytest.mark.parametrize("policy", ["h2o", "tova", "tova-per-head", "window+4"])
+def test_scores_are_kept_by_the_library(policy):
+    """What an unchanged model evicts by takes no step in Python."""
+    layer = SlotLayer(8, make_policy(policy))
+    with mock.patch.object(plain_step, "step", side_effect=AssertionError("the step is made in Python")):
+        for step in range(12):
+            attend(layer, tokens(step, 2, 1), Rules(None))
+
+
+@pytest.mark.parametrize("backend", ["reference", "chunked"])
 def test_a_backend_that_is_asked_for_is_obeyed(backend):
     """In the eviction order and in decoding: the library is not called."""
     refuse = mock.patch.multiple(cpu_order, call_library=mock.Mock(side_effect=AssertionError("the library ran")))
@@ -150,8 +158,8 @@ def test_a_backend_that_is_asked_for_is_obeyed(backend):
 
 
 def test_a_backend_says_what_it_cannot_do():
-    layer = SlotLayer(8, make_policy("h2o"))
-    with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: a step of decoding: it keeps no scores"):
-        attend(layer, tokens(0, 1, 1), Rules(None), backend="cpu")
+    layer = SlotLayer(8, Threshold(1.0))
+    with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: a step of decoding: it does not know the"):
+        attend(layer, tokens(0, 1, 1), Rules(Selection()), backend="cpu")
     with pytest.raises(SelattnError, match="backend 'cpu' cannot do this: the eviction order: it does not know the"):
         evictions(tokens(0, 1, 20), None, Rules(Selection()), 8, Threshold(1.0), "cpu")

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from selattn.cache import POLICIES, SlotLayer, attend
 from selattn.errors import SelattnError
 from selattn.ops import AuxRequest, Fixed, Selection, causal_attention, selective_attention
-from selattn.ops.tokens import Tokens
+from selattn.ops.request import Tokens
 from tests.cache.cases import assert_same_run, cases, some_case
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)
@@ -85,7 +85,7 @@ def test_slots_hold_what_is_kept_and_nothing_else(policy, selection):
             at = layer.position[b, g if layer.position.shape[1] > 1 else 0]
             filled = at >= 0
             assert filled.sum() == min(i + 1, case.budget)
-            for storage, given_ in ((layer.keys, case.tokens.key), (layer.values, case.tokens.value)):
+            for storage, given_ in ((layer.storage.keys, case.tokens.key), (layer.storage.values, case.tokens.value)):
                 assert storage.shape[2] == case.budget
                 assert torch.equal(storage[b, g, filled], given_[b, g, at[filled]])
     assert layer.get_seq_length() == case.size
@@ -133,7 +133,8 @@ def test_errors(count):
     case, layer = some_case(), some_case().layer()
     attend(layer, case.cut(0, 4), case.rules)
     one = Tokens(*(x[:1] for x in case.cut(4, 4 + count)[:3]))
-    with pytest.raises(SelattnError, match=r"^this cache holds a batch of 2, not 1: begin with a new cache$"):
+    wrong = r"^this cache holds a batch of 2, not 1: begin with a new cache, or name the rows with only\(\)$"
+    with pytest.raises(SelattnError, match=wrong):
         attend(layer, one, case.rules)
     learned = case.cut(4, 4 + count)
     learned = learned._replace(key=learned.key.requires_grad_())

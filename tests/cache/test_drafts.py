@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from selattn.cache import POLICIES, SelectiveCache, SlotLayer, attend
 from selattn.errors import SelattnError
-from selattn.ops.tokens import Tokens
+from selattn.ops.request import Tokens
 from tests.cache.cases import attend_module, cases, positions, some_case
 
 each_policy = pytest.mark.parametrize("policy", POLICIES)

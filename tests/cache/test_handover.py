@@ -9,10 +9,9 @@ from selattn.cache import POLICIES, SelectiveCache, attend, evictions, handed_ov
 from selattn.errors import SelattnError
 from selattn.models.engine import Engine
 from selattn.ops import Selection, Sequences
-from selattn.ops.request import NOTHING
+from selattn.ops.attention import attend_whole
+from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
-from selattn.ops.whole import attend_whole
 
 LAYERS, VOCABULARY = 2, 31
 pruning = {"budgets": (None,) * LAYERS, "policy": make_policy("selective")}  # of a forward without a cache

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from selattn.cache import POLICIES, SelectiveCache, SlotLayer, attend, make_policy
 from selattn.ops import Selection
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 from tests.ops.test_memory_use import Meter, meters_inside
 
 B, H, G, D = 3, 8, 4, 64
@@ -64,11 +64,11 @@ def test_storage_does_not_grow(kind, policy):
     cache, rules = SelectiveCache(1, 8, policy), KINDS[kind]
     run(cache, tokens(3), rules)
     layer = cache.layers[0]
-    begin, pointer = bytes_of(cache), layer.keys.data_ptr()
+    begin, pointer = bytes_of(cache), layer.storage.keys.data_ptr()
     for count in (1, 1, 30, 2, *[1] * 60):
         run(cache, tokens(count), rules)
         assert bytes_of(cache) == begin
-        assert layer.keys.data_ptr() == pointer  # nor is it copied
+        assert layer.storage.keys.data_ptr() == pointer  # nor is it copied
 
 
 @pytest.mark.parametrize("policy", ["selective", "h2o"])
@@ -89,8 +89,9 @@ def test_storage_grows_with_the_text_and_is_never_much_larger(budget):
     for count in range(1, 301):
         attend(layer, tokens(1, batch=1), rules)
         kept = min(count, budget or count)
-        assert kept <= layer.keys.shape[2] <= min(kept + max(8, kept // 8), budget or count + 99)
-        sizes.append(layer.keys.shape[2])
+        assert layer.keys.shape[2] == kept
+        assert kept <= layer.storage.slots <= min(kept + max(8, kept // 8), budget or count + 99)
+        sizes.append(layer.storage.slots)
     assert len(set(sizes)) <= 25  # the tokens are copied a few times, not 300
     assert bytes_of(layer) == sum(x.nbytes for x in layer.tensors().values())
 

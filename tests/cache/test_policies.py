@@ -215,7 +215,7 @@ def test_a_policy_without_a_rank_is_refused():
     class Nothing(Policy):
         name = "nothing"
 
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(SelattnError, match=r"the policy Nothing has no rank\(kept\)"):
         some_case(Nothing()).whole()
 
 

@@ -1,4 +1,4 @@
-"""Rows are independent: whoever joins, leaves, waits or drafts beside it, each text gets exactly what it gets alone."""
+"""Rows are independent: whoever joins, leaves, waits or drafts, each text gets exactly what it gets alone."""
 
 import pytest
 import torch
@@ -7,26 +7,29 @@ from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from selattn.cache import POLICIES, SelectiveCache, Threshold, attend
+from selattn.cache import POLICIES, SelectiveCache, SlotLayer, Threshold, attend, make_policy
+from selattn.cache.pool import Pool
 from selattn.errors import SelattnError
 from selattn.ops import Selection
-from selattn.ops.tokens import Tokens
+from selattn.ops.request import Tokens
+from selattn.ops.rules import Rules
 from tests.cache.cases import cases, positions, some_case
 from tests.cache.test_drafts import junk
 
-EVENTS = ("join", "replace", "clear", "leave", "take", "step", "step", "step", "piece", "draft")
+EVENTS = ("join", "clear", "leave", "copy", "step", "step", "step", "piece", "draft")
+ROWS = 5
 
 
 class Batch:
-    """Texts of a case in the rows of one cache; `at` says how far each has come, and `texts` which one a row holds."""
+    """Texts of a case in some rows of a pool; `at` says how far each has come, and `places` which row it has."""
 
     def __init__(self, case, backend):
         self.case, self.backend = case, backend
-        self.cache = SelectiveCache(1, case.budget, case.make_policy())
-        self.texts, self.at, self.found = [], {}, {}
+        self.cache = SelectiveCache(1, case.budget, case.make_policy(), rows=ROWS)
+        self.places, self.at, self.found = {}, {}, {}
 
-    def attend(self, layer, tokens):
-        return attend(layer, tokens, self.case.rules, backend=self.backend).output
+    def attend(self, tokens):
+        return attend(self.cache.layers[0], tokens, self.case.rules, backend=self.backend).output
 
     def tokens(self, texts, begins, counts):
         """[rows, ..., most of counts, ...] each text's next tokens, padded on the right with junk."""
@@ -48,34 +51,31 @@ class Batch:
         real = torch.arange(width) < torch.tensor(counts)[:, None]
         return Tokens(q, k, v, None if real.all() else real, sq, sk)
 
-    def prefilled(self, text, count):
-        """A cache of one row."""
-        alone = self.cache.new_like()
-        self.found[text] = [self.attend(alone.layers[0], self.tokens([text], [0], [count]))[0]]
-        self.at[text] = count
-        return alone
+    def join(self, text, place, count):
+        """A text's first tokens go into a free row."""
+        self.places[text], self.at[text], self.found[text] = place, 0, []
+        self.advance({text: count})
 
     def advance(self, counts):
-        """Each row goes on by so many tokens; those that go on by none sit out."""
-        counts = [min(n, self.case.size - self.at[t]) for t, n in zip(self.texts, counts, strict=True)]
-        if not any(counts):
+        """Each of these texts continues by so many tokens."""
+        counts = {text: min(n, self.case.size - self.at[text]) for text, n in counts.items()}
+        texts = [text for text, n in counts.items() if n]
+        if not texts:
             return
-        tokens = self.tokens(self.texts, [self.at[t] for t in self.texts], counts)
-        with self.cache.only([row for row, n in enumerate(counts) if n]):
-            output = self.attend(self.cache.layers[0], tokens)
-        for text, n, new in zip(self.texts, counts, output, strict=True):
-            self.found[text].append(new[:, :n])
-            self.at[text] += n
+        tokens = self.tokens(texts, [self.at[t] for t in texts], [counts[t] for t in texts])
+        with self.cache.only([self.places[t] for t in texts]):
+            output = self.attend(tokens)
+        self.take(texts, [counts[t] for t in texts], output)
 
-    def draft(self, accepted, refused):
-        """Each row goes on by some tokens with junk after them, which is taken back."""
-        accepted = [min(n, self.case.size - self.at[t]) for t, n in zip(self.texts, accepted, strict=True)]
+    def draft(self, texts, accepted, refused):
+        """Each text continues by some tokens with junk after them, which is taken back."""
+        accepted = [min(n, self.case.size - self.at[t]) for t, n in zip(texts, accepted, strict=True)]
         width = max(n + r for n, r in zip(accepted, refused, strict=True))
         if not width:
             return
-        tokens = self.tokens(self.texts, [self.at[t] for t in self.texts], [*accepted])
+        tokens = self.tokens(texts, [self.at[t] for t in texts], [*accepted])
         extra = junk(self.case.tokens, width, 3)
-        rows = torch.tensor(self.texts)
+        rows = torch.tensor(texts)
 
         def grown(x, y):
             return None if x is None else torch.cat([x, y[rows]], -2)[..., :width, :]
@@ -83,24 +83,29 @@ class Batch:
         q, k, v = (grown(x, y) for x, y in zip(tokens[:3], extra[:3], strict=True))
         sq, sk = (grown(x, y) for x, y in zip(tokens[4:], extra[4:], strict=True))
         real = torch.arange(width) < torch.tensor([n + r for n, r in zip(accepted, refused, strict=True)])[:, None]
-        with self.cache.drafting():
-            output = self.attend(self.cache.layers[0], Tokens(q, k, v, real, sq, sk))
+        with self.cache.only([self.places[t] for t in texts]), self.cache.drafting():
+            output = self.attend(Tokens(q, k, v, real, sq, sk))
             self.cache.roll_back([width - n for n in accepted])
-        for text, n, new in zip(self.texts, accepted, output, strict=True):
+        self.take(texts, accepted, output)
+
+    def take(self, texts, counts, output):
+        for text, n, new in zip(texts, counts, output, strict=True):
             self.found[text].append(new[:, :n])
             self.at[text] += n
 
     def check(self, want):
-        """Every text in the batch has the output and the tokens that it has alone."""
+        """Every text in the pool has the output and the tokens that it has alone."""
         layer = self.cache.layers[0]
-        assert self.cache.rows == len(self.texts)
-        assert (layer.length.tolist() if self.texts else []) == [self.at[t] for t in self.texts]
-        assert not self.texts or (layer.seen >= layer.length).all()  # padding is counted
-        held = positions(layer) if self.texts else []
-        for row, text in enumerate(self.texts):
-            assert held[row] == want.kept[text][self.at[text] - 1]
-            output = torch.cat(self.found[text], -2)
-            assert_close(output, want.output[text, :, : self.at[text]], rtol=0, atol=1e-9)
+        assert self.cache.rows == ROWS
+        if layer.pool is None:
+            return
+        for text, place in self.places.items():
+            assert int(layer.length[place]) == self.at[text]
+            assert layer.seen[place] >= layer.length[place]  # padding is counted
+            assert self.at[text] == 0 or positions(layer)[place] == want.kept[text][self.at[text] - 1]
+            if self.found[text]:
+                output = torch.cat(self.found[text], -2)
+                assert_close(output, want.output[text, :, : self.at[text]], rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -111,44 +116,35 @@ def test_any_interleaving_gives_each_text_what_it_gets_alone(policy, data):
     want = case.simulate()
     batch = Batch(case, data.draw(st.sampled_from(("auto", "reference"))))
     waiting = list(range(len(case.documents)))
-    numbers = st.integers(0, 3)
     for _ in range(data.draw(st.integers(1, 12))):
-        event, rows = data.draw(st.sampled_from(EVENTS)), len(batch.texts)
-        if event in ("join", "replace") and waiting:
-            text = waiting.pop(0)
-            alone = batch.prefilled(text, data.draw(st.integers(1, case.size)))
-            if event == "replace" and rows:
-                row = data.draw(st.integers(0, rows - 1))
-                if data.draw(st.booleans()):
-                    batch.cache.clear_rows(row)
-                batch.cache.insert(row, alone)
-                waiting.append(batch.texts[row])
-                batch.texts[row] = text
-            else:
-                batch.cache.append(alone)
-                batch.texts.append(text)
-        elif not rows:
+        event = data.draw(st.sampled_from(EVENTS))
+        free = [row for row in range(ROWS) if row not in batch.places.values()]
+        if event == "join" and waiting and free:
+            batch.join(waiting.pop(0), data.draw(st.sampled_from(free)), data.draw(st.integers(1, case.size)))
+        elif not batch.places:
             continue
-        elif event == "clear":  # and the row begins again in its place
-            row = data.draw(st.integers(0, rows - 1))
-            batch.cache.clear_rows([row])
-            text = batch.texts[row]
-            batch.at[text], batch.found[text] = 0, []
-            batch.advance([int(each == row) for each in range(rows)])
-        elif event in ("leave", "take"):
-            stay = data.draw(st.permutations(range(rows)))[: data.draw(st.integers(0, rows))]
-            if event == "leave":
-                batch.cache.batch_select_indices(torch.tensor(stay, dtype=torch.int64))
-            else:
-                batch.cache = batch.cache.take_rows(stay)
-            waiting += [text for row, text in enumerate(batch.texts) if row not in stay]
-            batch.texts = [batch.texts[row] for row in stay]
-        elif event == "draft":
-            each = st.lists(numbers, min_size=rows, max_size=rows)
-            batch.draft(data.draw(each), data.draw(each))
+        elif event in ("clear", "leave", "copy"):
+            text = data.draw(st.sampled_from(sorted(batch.places)))
+            place = batch.places[text]
+            if event == "copy" and free:  # the text moves to another row
+                batch.places[text] = data.draw(st.sampled_from(free))
+                batch.cache.copy_rows(place, batch.places[text])
+                batch.cache.clear_rows(place)
+            elif event == "clear":  # and the text begins again in its place
+                batch.cache.clear_rows([place])
+                batch.at[text], batch.found[text] = 0, []
+                batch.advance({text: 1})
+            elif event == "leave":
+                batch.cache.clear_rows(place)
+                del batch.places[text]
+                waiting.append(text)
         else:
-            most = 1 if event == "step" else 4
-            batch.advance(data.draw(st.lists(st.integers(0, most), min_size=rows, max_size=rows)))
+            texts = data.draw(st.lists(st.sampled_from(sorted(batch.places)), min_size=1, unique=True))
+            if event == "draft":
+                each = st.lists(st.integers(0, 3), min_size=len(texts), max_size=len(texts))
+                batch.draft(texts, data.draw(each), data.draw(each))
+            else:
+                batch.advance({text: data.draw(st.integers(1, 1 if event == "step" else 4)) for text in texts})
         batch.check(want)
 
 
@@ -168,40 +164,64 @@ def test_nothing_of_an_old_occupant_stays(policy, backend, selection):
         cache.clear_rows(1)
     for name, x in used.layers[0].tensors().items():
         assert torch.equal(x, clean.layers[0].tensors()[name]), name
-        empty = -1 if name == "position" else 0
-        assert (x[1] == empty).all(), name
-    for i in range(9, 14):
-        with used.only([0, 2]), clean.only([0, 2]):
-            got, want = (
-                attend(cache.layers[0], tokens.cut(i, i + 1), case.rules, backend=backend).output
-                for cache, tokens in ((used, dirt), (clean, case.tokens))
-            )
-        assert torch.equal(got[[0, 2]], want[[0, 2]])
-        assert (got[1] == 0).all()
+        assert (x[1] == (-1 if name == "position" else 0)).all(), name
+    for i in range(14):
+        new = Tokens(*(x[[0, 1, 2]] for x in case.cut(i, i + 1)[:3]))
+        got, want = (attend(cache.layers[0], new, case.rules, backend=backend).output for cache in (used, clean))
+        assert torch.equal(got, want)
 
 
-def test_storage_follows_the_rows_that_are_there():
-    """A long text that leaves takes its storage with it."""
-    case = some_case(budget=None, size=200, batch=1)
-    cache, short = (SelectiveCache(1) for _ in range(2))
-    attend(cache.layers[0], case.cut(0, 200), case.rules)
-    attend(short.layers[0], case.cut(0, 5), case.rules)
-    cache.append(short)
-    assert cache.layers[0].slots >= 200
-    cache.clear_rows(0)
-    assert cache.layers[0].slots < 20
-    assert positions(cache.layers[0]) == [[[]], [list(range(5))]]
-    for i in range(5, 60):  # while a longer row sits out, nothing grows
-        with short.only(0):
-            attend(short.layers[0], case.cut(i, i + 1), case.rules)
-    cache.insert(0, short)
-    before = cache.layers[0].slots
-    for i in range(5, 30):
+@pytest.mark.parametrize("policy", [*POLICIES, "selective-per-head", "tova-per-head"])
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_other_rows_are_neither_read_nor_written(policy, backend):
+    """They may hold anything, NaN too; and the rows of a pool may lie in another program's memory."""
+    rules = Rules(Selection((1, 2)) if policy == "selective-per-head" else Selection())
+    case = some_case(policy, budget=6, size=20, batch=2, selection=rules.selection)
+    alone = SlotLayer(6, make_policy(policy))
+    attend(alone, case.cut(0, 3), rules, backend=backend)
+    pooled = SlotLayer(6, make_policy(policy))
+    pool = Pool.empty(case.cut(0, 1), rules, pooled.policy.per_head, pooled.policy.needs_weights, 7, 6)
+    blocks = {}
+    for name in ("keys", "values", "f", "score", "position"):
+        x = getattr(pool, name)
+        if not x.numel():
+            continue
+        between = x[0].numel() + 5
+        block = torch.full((7, between), -7 if name == "position" else torch.nan, dtype=x.dtype)
+        setattr(pool, name, block.as_strided(x.shape, (between, *x[0].stride())))
+        blocks[name] = block
+    pool.clear(torch.tensor([4, 2]))
+    before = {name: block.clone() for name, block in blocks.items()}
+    pooled.pool, pooled.dtype, pooled.device = pool, pool.keys.dtype, pool.keys.device
+    pooled.use(torch.tensor([4, 2]))
+    attend(pooled, case.cut(0, 3), rules, backend=backend)
+    for i in range(3, 20):
+        got = attend(pooled, case.cut(i, i + 1), rules, backend=backend).output
+        want = attend(alone, case.cut(i, i + 1), rules, backend=backend).output
+        assert torch.equal(got, want)
+    assert positions(pooled) == positions(alone)
+    others = [0, 1, 3, 5, 6]
+    for name, block in blocks.items():
+        assert_close(block[others], before[name][others], rtol=0, atol=0, equal_nan=True, msg=name)
+        assert pooled.storage.tensors()[name].data_ptr() == block.data_ptr()
+
+
+def test_joining_costs_the_same_however_many_rows_there_are():
+    """No tensor of the pool is made again, and nothing but the own row is written."""
+    case = some_case(size=30, batch=1)
+    for rows in (2, 50):
+        cache = SelectiveCache(1, 8, "selective", rows=rows)
+        with cache.only(0):
+            attend(cache.layers[0], case.cut(0, 1), case.rules)
+        pointers = {name: x.data_ptr() for name, x in cache.layers[0].tensors().items()}
+        versions = {name: x._version for name, x in cache.layers[0].tensors().items()}
+        assert cache.layers[0].storage.slots == 8
         with cache.only(1):
-            tokens = Tokens(*(x.expand(2, -1, -1, -1) for x in case.cut(i, i + 1)[:3]))
-            attend(cache.layers[0], tokens, case.rules)
-    assert cache.layers[0].slots == before
-    assert positions(cache.layers[0]) == [[list(range(60))], [list(range(30))]]
+            attend(cache.layers[0], case.cut(0, 25), case.rules)
+        cache.clear_rows(1)
+        assert {name: x.data_ptr() for name, x in cache.layers[0].tensors().items()} == pointers
+        assert all(x._version > versions[name] for name, x in cache.layers[0].tensors().items() if x.numel())
+        assert positions(cache.layers[0])[0] == [[0]]
 
 
 def test_to_transformers_rows_are_padded_on_the_left():
@@ -222,7 +242,7 @@ def test_to_transformers_rows_are_padded_on_the_left():
 
 
 @pytest.mark.parametrize("policy", ["selective", "tova"])
-def test_a_compiled_step_knows_who_sits_out(policy):
+def test_a_compiled_step_takes_any_rows(policy):
     torch._dynamo.reset()
     case, counter = some_case(policy, batch=3), CompileCounterWithBackend("aot_eager")
     eager, compiled = (SelectiveCache(1, case.budget, case.make_policy()) for _ in range(2))
@@ -230,9 +250,10 @@ def test_a_compiled_step_knows_who_sits_out(policy):
         attend(cache.layers[0], case.cut(0, 7), case.rules)
     layer = compiled.layers[0]
     step = torch.compile(lambda tokens: attend(layer, tokens, case.rules).output, fullgraph=True, backend=counter)
-    for i, rows in enumerate(([0, 2], [1], [0, 1], [2]), 7):
+    for i, rows in enumerate(([0, 2], [2, 1], [1, 0], [2, 0]), 7):
+        new = Tokens(*(x[rows] for x in case.cut(i, i + 1)[:3]))
         with eager.only(rows), compiled.only(rows):
-            got, want = step(case.cut(i, i + 1)), attend(eager.layers[0], case.cut(i, i + 1), case.rules).output
+            got, want = step(new), attend(eager.layers[0], new, case.rules).output
         assert_close(got, want, rtol=0, atol=1e-12)
         assert positions(layer) == positions(eager.layers[0])
     assert counter.frame_count == 1
@@ -240,23 +261,21 @@ def test_a_compiled_step_knows_who_sits_out(policy):
 
 def test_errors():
     case = some_case()
-    cache, other = SelectiveCache(1, 5), SelectiveCache(1, 6)
-    for each in (cache, other):
-        attend(each.layers[0], case.cut(0, 3), case.rules)
-    for call in (cache.clear_rows, cache.take_rows, lambda rows: cache.insert(rows, cache.new_like())):
+    cache = SelectiveCache(1, 5)
+    attend(cache.layers[0], case.cut(0, 3), case.rules)
+    copying, naming = lambda rows: cache.copy_rows(rows, [1, 0]), lambda rows: cache.only(rows).__enter__()
+    for call in (cache.clear_rows, copying, naming):
         with pytest.raises(SelattnError, match=r"^there is no row 2: this cache holds 2, counted from 0$"):
             call([0, 2])
     with pytest.raises(SelattnError, match=r"^a row is named twice in \[1, 1\]$"):
         cache.clear_rows([1, 1])
-    for call in (cache.append, lambda other: cache.insert([0, 1], other)):
-        with pytest.raises(SelattnError, match=r"budgets \[5\] and the policy 'selective', the other for \[6\] and"):
-            call(other)
-    with pytest.raises(SelattnError, match=r"^1 rows cannot take the 2 rows of the other cache$"):
-        cache.insert(0, cache.take_rows([0, 1]))
-    low = cache.new_like()
-    attend(low.layers[0], Tokens(*(x.float() for x in case.cut(0, 3)[:3])), case.rules)
-    with pytest.raises(SelattnError, match=r"^the keys of these two caches differ: they must be of one model$"):
-        cache.append(low)
+    with pytest.raises(SelattnError, match=r"^2 rows cannot become copies of 1$"):
+        cache.copy_rows(0, [0, 1])
+    wrong = r"^this cache holds a batch of 1, not 2: begin with a new cache"
+    with cache.only(1), pytest.raises(SelattnError, match=wrong):
+        attend(cache.layers[0], case.cut(3, 4), case.rules)
+    with pytest.raises(SelattnError, match=r"^reserve at least 1 row, not 0$"):
+        cache.reserve(0)
     with pytest.raises(SelattnError, match=r"^no draft is open"):
         cache.roll_back([1, 0])
     with cache.drafting():
@@ -267,5 +286,11 @@ def test_errors():
             cache.roll_back([1])
         with pytest.raises(SelattnError, match=r"^a draft is open, and its rows cannot be changed"):
             cache.clear_rows(0)
+        with pytest.raises(SelattnError, match=r"^a draft is open, and its rows cannot be changed"), cache.only(1):
+            pass
     assert cache.layers[0].length.tolist() == [5, 5]  # what was not taken back is final
     assert not cache.is_recording_past(0)
+    cache.reserve(4)
+    assert positions(cache.layers[0])[2:] == [[[]], [[]]]
+    with pytest.raises(SelattnError, match=r"^the rows of this cache were reserved: name those of a batch with only"):
+        cache.batch_select_indices(torch.tensor([0]))

@@ -2,12 +2,15 @@
 
 import contextlib
 import json
+import math
+import os
 import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
+from selattn import SelectiveForCausalLM
 from selattn.cli.main import COMMANDS, main
 from tests.cli.bad_inputs import CASES, HUGE, NAMES
 from tests.evaluation import questions
@@ -67,10 +70,17 @@ def _no_device_is_replaced(here):
 def models(here):
     for name, changes in {"model": {}, "second": {"seed": 1}, "other": {"size": 290}}.items():
         model_folder(here / name, **changes)
-    for name in ("damaged", "garbled", "foreign", "unreadable", "listed"):
+    model_folder(here / "turning", positions="rotary")
+    for name in ("damaged", "garbled", "odd", "foreign", "unreadable", "listed"):
         shutil.copytree(here / "model", here / name)
     cut(here / "damaged" / "model.safetensors")
+    model_folder(here / "standard", attention="standard")
+    spoilt = SelectiveForCausalLM.from_pretrained(model_folder(here / "spoilt"))
+    spoilt.model.layers[0].attention.q_proj.weight.data.fill_(math.nan)
+    spoilt.save_pretrained(here / "spoilt")
     (here / "garbled" / "tokenizer.json").write_text("{")
+    (here / "odd" / "tokenizer.json").write_text("{}")
+    (here / "closed").mkdir()
     (here / "foreign" / "config.json").write_text('{"model_type": "bert"}')
     (here / "unreadable" / "config.json").write_bytes(b"\xff")
     (here / "listed" / "config.json").write_text("[]")
@@ -129,10 +139,13 @@ def _search(here, _world):
 
 @pytest.fixture(scope="module", autouse=True)
 def _world(here, tmp_path_factory):
+    """The folder `closed` is one in which nothing can be written; root may write in each that is not mounted so."""
+    may = os.access
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(here)
         patch.setenv("SELATTN_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("SELATTN_ZOO", str(here / "no zoo"))
+        patch.setattr(os, "access", lambda path, mode: Path(path).name != "closed" and may(path, mode))
         yield
 
 

@@ -169,7 +169,7 @@ def test_standard_input_is_a_prompt(capsys, monkeypatch):
 @pytest.mark.parametrize(("free", "says"), [(10**9, "and 1.0 GB are free"), (10**30, "there is not enough memory for")])
 def test_a_size_that_no_memory_holds(free, says, capsys, monkeypatch):
     """Seen beforehand, or else when torch asks for it."""
-    monkeypatch.setattr(speed, "available_memory", lambda: free)
+    monkeypatch.setattr("selattn.utils.memory.available_memory", lambda: free)
     monkeypatch.setattr(speed, "check", lambda *args: None)
     assert says in refused(["bench", "--n", "100000000"], capsys)
 

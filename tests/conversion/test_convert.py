@@ -18,7 +18,7 @@ from selattn.models.loading import load
 from selattn.pruning import Until
 from selattn.training.config import Start, TextData
 from tests.conversion.tiny import CONTEXT, go, llama_folder, settings_of, text_of
-from tests.evaluation.folders import model_folder
+from tests.evaluation.folders import model_folder, text
 
 PAIR = ("selective", "selective-per-head")
 
@@ -108,6 +108,19 @@ def test_rows_are_counted_before_the_training(world, tmp_path):
     with pytest.raises(SelattnError, match="ask for fewer, give more text"):
         go(world, tmp_path / "run", prune=Until(factor=1.5), search_rows=100)
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_that_a_search_of_longer_documents_could_have_seen_are_not_asked_for(world, tmp_path):
+    """Of 20 rows a search on 8 can have seen more than 8, where documents are of different lengths."""
+    source = tmp_path / "text.txt"
+    source.write_text("\n\n".join(text(documents=1, words=3 * (1 + i % 12), seed=i).strip() for i in range(40)))
+    data = TextData(source=str(source), validation=0.5, context=CONTEXT)
+    rows = Text(data.source, reading=data.reading()).rows(load(world / "llama").tokenizer, CONTEXT)
+    left = len(rows.numbers(skip=8))
+    assert 0 < left < len(rows) - 8
+    settings, until = settings_of("evaluation.rows=20"), Until(factor=1.5)
+    found = convert(world / "llama", data, tmp_path / "run", settings=settings, prune=until, search_rows=8)
+    assert found.record.rows == left
 
 
 def test_budgets_and_control_in_one_call(world, tmp_path):

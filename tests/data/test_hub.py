@@ -1,7 +1,11 @@
 """The hub, with `load_dataset` replaced: what is asked for, and what is made of the rows. Nothing is downloaded."""
 
+import socket
+import time
+
 import datasets
 import pytest
+from huggingface_hub import constants
 
 from selattn.data import Reading, documents
 from selattn.errors import SelattnError
@@ -29,6 +33,7 @@ def hub(monkeypatch):
 
     hub = Hub()
     monkeypatch.setattr(datasets, "load_dataset", hub.load_dataset)
+    monkeypatch.setattr("selattn.data.hub._offline", lambda: False)
     return hub
 
 
@@ -88,3 +93,22 @@ def test_a_hub_that_fails_is_one_line(hub, rows):
     ) as error:
         list(documents("c4"))
     assert "\n" not in str(error.value)
+
+
+def test_without_a_network_it_is_one_line_at_once(monkeypatch, capfd):
+    """Nothing is tried again and again, and nothing is said of that."""
+
+    def unknown(*args):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    for place in (datasets.config, constants):
+        monkeypatch.setattr(place, "HF_HUB_OFFLINE", False)  # and put back afterwards
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    began = time.monotonic()
+    with pytest.raises(SelattnError, match=r"cannot read Salesforce/wikitext from the .* hub: .*works offline"):
+        next(iter(documents("wikitext")))
+    assert time.monotonic() - began < 10
+    assert capfd.readouterr().err == ""

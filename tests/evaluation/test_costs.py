@@ -5,7 +5,7 @@ import pytest
 from selattn.cache import Budgets
 from selattn.evaluation.speed import measure_decoding
 from selattn.evaluation.subjects import kv_size
-from selattn.ops.patterns import Fixed, Strided
+from selattn.ops.rules import Fixed, Strided
 from tests.models.tiny import ALL_KINDS, CONTEXT, tiny, tiny_config
 
 

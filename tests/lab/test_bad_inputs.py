@@ -6,6 +6,7 @@ import pytest
 
 from lab.__main__ import main as lab
 from tests.evaluation.folders import text_file
+from tools.records import main as records
 
 HUGE = 10**30
 CASES = {
@@ -14,21 +15,20 @@ CASES = {
     "neddle": "unknown experiment 'neddle'; did you mean 'needle'?",
     "needle --scale huge": "invalid choice: 'huge'",
     "needle --source text.txt": "--source would change nothing: the smoke scale reads",
+    "pseudocode --scale laptop --source text.txt": "--source would change nothing: pseudocode reads no such text",
+    "wikitext --scale laptop --source text.txt": "--source would change nothing",
+    "copy parity --scale laptop --text wikitext=text.txt": "--text wikitext would change nothing: copy, parity read",
     "needle --seeds 0,x": "must be a whole number, not 'x'",
     "needle --seeds 1,1": "must be different seeds, not '1,1'",
-    "masks --scale laptop --positions sinus": "unknown positions 'sinus': choose rotary or learned",
-    "masks --scale laptop --positions rotary,rotary": "must be different positions",
-    "masks --positions learned": "--positions is for the laptop scale: at the smoke scale",
-    "needle --scale laptop --positions rotary": "--positions would change nothing: needle does not",
-    "needle --extend": "--extend is for tables of losses: needle measures the trained models",
-    "needle --adopt text.txt": "text.txt is not a folder: --adopt takes",
     "needle --out text.txt": "text.txt is not a folder",
     "needle seed=1": "seed=... is set by --seeds",
     "needle fine-tuning schedule.steps=9": "schedule.steps=... cannot be set for fine-tuning, whose",
     "needle batch.sise=1": "unknown field 'batch.sise'",
     "list --all": "unrecognized arguments: --all",
     "list neddle": "did you mean 'needle'?",
+    "course --scale laptop --seeds 0": "name a text of yours with --source TEXT; docs/data.md tells",
     "again nowhere.json": "cannot read nowhere.json",
+    "again neddle": "did you mean 'needle'?",
     "again": "the following arguments are required: RECORD",
     "demo --steps 0": "--steps must be at least 1, not 0",
     "demo --steps x": "--steps must be a whole number, not 'x'",
@@ -51,19 +51,67 @@ CASES = {
     "zoo standard nonsense=1": "unknown field 'nonsense'",
     "zoo variable-assignment-standard --source text.txt": "--source would change nothing",
     "zoo --source ''": "--source must not be empty",
+    "nope": "unknown experiment 'nope'; see 'python -m lab list'",
+    "''": "unknown experiment ''",
+    "needle needle": "needle is named twice: give each experiment once",
+    "needle --seeds ''": "--seeds must be a whole number, not ''",
+    "needle --seeds -1": "--seeds must be at least 0, not -1",
+    "needle --scale laptop --source nowhere.txt": "no such file or folder: nowhere.txt",
+    "needle --scale laptop --positions ''": "unknown positions '': choose rotary or learned",
+    "needle --out ''": "--out must not be empty",
+    "needle --out text.txt/a": "text.txt is not a folder",
+    "needle --adopt nowhere": "nowhere is not a folder",
+    "needle optimizer.lr=nan": "optimizer.lr must be a finite number, not nan",
+    "needle batch.size": "unknown experiment 'batch.size'",
+    "needle --record new.json": "unrecognized arguments: --record new.json",
+    "pseudocode --source text.txt": "--source would change nothing: the smoke scale reads",
+    "list needle extra": "unknown experiment 'extra'; did you mean 'extra-heads'?",
+    "again text.txt": "text.txt is not a record",
+    "again .": "cannot read .: Is a directory",
+    "results extra": "unrecognized arguments: extra",
+    "results --page ''": "--page must not be empty",
+    "demo extra": "unrecognized arguments: extra",
+    "demo --html a.txt": "--html must end with .html, not 'a.txt'",
+    "demo --html text.txt/a.html": "text.txt is not a folder",
+    "show copy extra": "unrecognized arguments: extra",
+    "show nope": "unknown task 'nope'; there are variable-assignment, copy, parity",
+    "show copy --set =3": "task copy has no setting ''",
+    "train --show": "no run given",
+    "train parity-small-selective --out text.txt/a": "text.txt is not a folder",
+    "train parity-small-selective model.selection_head=9": "selection_head 9 does not fit 2 heads",
+    "train parity-small-selective schedule.steps=2": "schedule.warmup is longer than the run",
+    "train parity-small-selective batch.size=1000000000": "GB are free",
+    "train parity-small-selective --html a.png": "--html must end with .html",
+    "train t5-tiny-selective model.d_model=0": "model.d_model must be at least 1, not 0",
+    "train t5-tiny-selective schedule.steps=2 model.num_layers=0": "model.num_layers must be at least 1, not 0",
+    "zoo nope": "unknown model 'nope'; there are standard",
+    "zoo standard --runs text.txt": "text.txt is not a folder",
+    "mixture": "the following arguments are required: SOURCE, --out",
+    "mixture text.txt": "the following arguments are required: --out",
+    "--jsno": "unrecognized arguments: --jsno",
+}
+AUTHORS = {  # of `python -m tools.records`
+    "masks --scale laptop --positions sinus": "unknown positions 'sinus': choose rotary or learned",
+    "masks --scale laptop --positions rotary,rotary": "must be different positions",
+    "masks --positions learned": "--positions is for the laptop scale: at the smoke scale",
+    "needle --scale laptop --positions rotary": "--positions would change nothing: needle does not",
+    "needle --extend": "--extend is for tables of losses: needle measures the trained models",
+    "needle --adopt text.txt": "text.txt is not a folder: --adopt takes",
+    "needle --adopt ''": "'' is not a folder: --adopt takes",
 }
 
 
-@pytest.mark.parametrize("words", CASES)
+@pytest.mark.parametrize("words", [*CASES, *AUTHORS])
 def test_refused_in_one_line(words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("SELATTN_ZOO", str(tmp_path / "no zoo"))
     text_file(tmp_path / "text.txt", documents=4)
-    assert lab(shlex.split(words)) == 2
+    command = records if words in AUTHORS else lab
+    assert command(shlex.split(words)) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("selattn: error: ")
     assert err.count("\n") == 1
-    assert CASES[words] in err
+    assert {**CASES, **AUTHORS}[words] in err
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

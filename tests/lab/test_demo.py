@@ -7,14 +7,14 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from lab import demo, example
 from lab.__main__ import main as lab
-from lab.demo import contest, story
-from lab.demo import draw as _draw
-from lab.demo.assignment import ANSWERS, TOKENS, compute
+from lab.example import ANSWERS, compute
 from lab.runs import find_run
 from selattn.data import Reading
 from selattn.evaluation.text import Text
@@ -26,36 +26,36 @@ BOS, Y7, X1, X3, Z5, QUESTION = range(6)
 
 
 @pytest.fixture(scope="module")
-def example():
+def by_hand():
     return compute()
 
 
-def test_only_x3_masks_x1(example):
+def test_only_x3_masks_x1(by_hand):
     """S: an assignment masks the earlier ones to its variable. The question does too, which is too late to matter."""
     expected = torch.zeros(6, 6)
     expected[X3, X1] = expected[QUESTION, X1] = expected[QUESTION, X3] = 5
-    torch.testing.assert_close(example.S, expected)
+    torch.testing.assert_close(by_hand.S, expected)
 
 
-def test_F_counts_for_later_tokens_only(example):
+def test_F_counts_for_later_tokens_only(by_hand):
     expected = torch.zeros(6, 6)
     expected[Z5, X1] = expected[QUESTION, X1] = 5
-    torch.testing.assert_close(example.F, expected)
+    torch.testing.assert_close(by_hand.F, expected)
 
 
-def test_F_is_what_separates_the_two_attentions(example):
+def test_F_is_what_separates_the_two_attentions(by_hand):
     """Where a row of F is zero nothing changes; elsewhere the odds change by exp(-F)."""
-    torch.testing.assert_close(example.selective[:Z5], example.standard[:Z5])
-    expected = torch.softmax(example.standard.log() - example.F, dim=-1)
-    torch.testing.assert_close(example.selective, expected)
+    torch.testing.assert_close(by_hand.selective[:Z5], by_hand.standard[:Z5])
+    expected = torch.softmax(by_hand.standard.log() - by_hand.F, dim=-1)
+    torch.testing.assert_close(by_hand.selective, expected)
 
 
-def test_standard_attention_cannot_tell_and_selective_attention_can(example):
+def test_standard_attention_cannot_tell_and_selective_attention_can(by_hand):
     one, three = ANSWERS.index("1"), ANSWERS.index("3")
-    assert example.standard_answer[one] == example.standard_answer[three]
-    assert example.standard_answer[one] > 0.49
-    assert example.selective_answer[three] > 0.98
-    for answer in (example.standard_answer, example.selective_answer):
+    assert by_hand.standard_answer[one] == by_hand.standard_answer[three]
+    assert by_hand.standard_answer[one] > 0.49
+    assert by_hand.selective_answer[three] > 0.98
+    for answer in (by_hand.standard_answer, by_hand.selective_answer):
         torch.testing.assert_close(answer.sum(), torch.tensor(1.0))
 
 
@@ -88,11 +88,11 @@ def _small(tmp_path, monkeypatch):
         )
         for kind in ("selective", "standard")
     }
-    monkeypatch.setattr(contest, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
+    monkeypatch.setattr(demo, "find_run", lambda name: shrunk[name.rpartition("-")[2]])
     model_folder(Path("model"))
     text = Text(str(text_file(Path("text.txt"), documents=40)), reading=Reading(validation=0.8))
-    little = partial(story.Sizes, samples=4, questions=6, model="model", text=text, rows=2, batch=2, tokens=3)
-    monkeypatch.setattr(story, "Sizes", little)
+    little = partial(demo.DemoSizes, samples=4, questions=6, model="model", text=text, rows=2, batch=2, tokens=3)
+    monkeypatch.setattr(demo, "DemoSizes", little)
 
 
 @pytest.mark.usefixtures("_small")
@@ -106,41 +106,41 @@ def test_the_story_is_told_and_reported(capsys, monkeypatch):
     assert [line.split(" ─")[0] for line in out.splitlines() if re.match(r"\d\. ", line)] == [
         *("1. Learning", "2. Looking", "3. Forgetting", "4. Reading", "5. Reporting")
     ]
-    named = ("100 values", "2 values", "loss, nats", "right answers of", "bytes of", "tokens per second")
+    named = ("100 values", "2 values", "tokens held", "loss on", "right answers of", "bytes of", "tokens per second")
     lines = [line.strip() for line in out.splitlines() if line.strip().startswith(named)]
     rows = [re.split(" {2,}", line) for line in lines]
-    learned, shown = rows[:2], {row[0]: row[1:] for row in rows[2:6]}
+    learned, shown = rows[:2], {row[0]: row[1:] for row in rows[2:7]}
     assert [row[0] for row in learned] == ["100 values (as trained)", "2 values (never seen)"]
-    assert list(shown) == ["loss, nats per token", "right answers of 6", "bytes of the cache", "tokens per second"]
+    assert [name for name in shown if name not in ("tokens held, all layers", "loss on 6 unseen rows, nats")] == [
+        *("right answers of 6", "bytes of the cache", "tokens per second")
+    ]
     # The page has the same numbers.
     page = Outline(Path("deep/story.html").read_text())
     answers, costs, budgets, text_costs, text_budgets = page.tables
-    assert [row[1:3] for row in answers[1:]] == [row[1:3] for row in learned]
-    held = {row[0]: row[1:] for row in costs[1:]}
-    assert held["right answers of 6"] == shown["right answers of 6"]
-    assert held["bytes of the cache"] == shown["bytes of the cache"]
-    assert held["loss on 6 unseen rows, nats"] == shown["loss, nats per token"]
+    assert answers[1:] == learned
+    assert {row[0]: row[1:] for row in costs[1:]} == shown
     for table, cost, size in ((budgets, costs, 35), (text_budgets, text_costs, None)):
         kept = [int(row[1]) for row in table[1:-1]]
         assert cost[1][2] == table[-1][1] == f"{sum(kept):,}"
         assert size is None or cost[1][1] == f"{len(kept) * size:,}"
+    whole, small = map(float, next(row for row in text_costs if row[0].startswith("loss"))[1:])
+    (cost,) = re.findall(r"on text, for ([+-][\d.]+) nats on unseen rows", Path("deep/story.html").read_text())
+    assert float(cost) == pytest.approx(small - whole, abs=2e-3)
     assert not Path("runs").exists()
 
 
 @pytest.mark.usefixtures("_small")
 def test_a_story_that_is_interrupted_says_so_in_one_line(capsys, monkeypatch):
     """In a training, which ends with a checkpoint, and anywhere else."""
-    monkeypatch.setattr(story, "contest", lambda *given: None)
-    assert lab(["demo", "--steps", "1", "--html", "story.html"]) == 130
-    assert capsys.readouterr().err == "\nselattn: interrupted\n"
 
     def stop(*given):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(story, "contest", stop)
-    assert lab(["demo", "--steps", "1", "--html", "story.html"]) == 130
-    assert capsys.readouterr().err == "\nselattn: interrupted\n"
-    assert not Path("story.html").exists()
+    for name, instead in (("train", lambda *given, **more: SimpleNamespace(interrupted=True)), ("learn", stop)):
+        monkeypatch.setattr(demo, name, instead)
+        assert lab(["demo", "--steps", "1", "--html", "story.html"]) == 130
+        assert capsys.readouterr().err == "\nselattn: interrupted\n"
+        assert not Path("story.html").exists()
 
 
 def test_a_report_that_cannot_be_written_is_told_first(capsys, tmp_path):
@@ -158,7 +158,7 @@ def test_narrow_terminals_stack_the_matrices(capsys, monkeypatch):
 
 
 def test_arrows_point_at_their_tokens():
-    sentence, arrow = _draw.sentence(TOKENS, [False] * 6, 7).plain, _draw.arrow(QUESTION, [X1, X3], 6, 7)
+    sentence, arrow = example.sentence([False] * 6, 7).plain, example.arrow(QUESTION, [X1, X3], 7)
     assert [sentence[i - 1 : i + 2] for i, c in enumerate(arrow) if c == "▲"] == ["x=1", "x=3"]
     assert sentence[arrow.index("╯") - 1 : arrow.index("╯") + 2] == "x=?"
 

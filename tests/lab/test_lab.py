@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.engine import pictures, pruned
+from lab.engine import pruning
 from lab.engine.lab import Lab, Memory
 from lab.engine.progress import Overview
 from lab.engine.store import Store
-from lab.runs.scales import find_scale
+from lab.experiments import pictures
+from lab.scales import find_scale
 from selattn.models.loading import load
 from selattn.utils.distributed import Team
 from selattn.utils.journal import Parts
@@ -56,15 +57,15 @@ def test_what_is_measured_again_when_the_text_has_changed(source, loaded, monkey
         measured.append(kwargs.get("out"))
         return []
 
-    for place, name in ((pruned, "prune"), (pruned, "log_perplexity"), (pruned, "batches"), (pictures, "full_rows")):
+    for place, name in ((pruning, "prune"), (pruning, "log_perplexity"), (pruning, "batches"), (pictures, "full_rows")):
         monkeypatch.setattr(place, name, measure)
     memory = Memory(Parts(None, Team()))
     model = SimpleNamespace(model=loaded, need=SimpleNamespace(run=SimpleNamespace(name="it", seed=0)))
 
     def everything(**data):
         lab = make_lab(source, memory, **data)
-        pruned.search(lab, model)
-        pruned.loss_with(lab, loaded, (8, 8, 8))
+        pruning.search(lab, model)
+        pruning.loss_with(lab, loaded, (8, 8, 8))
         pictures.shares_by_text(lab, model, 4)
         found, measured[:] = list(measured), []
         return found

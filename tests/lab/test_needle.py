@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.engine.needle import hide, score
+from lab.experiments.needle import hide, score
 from selattn.errors import SelattnError
 from selattn.models.loading import load
 

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from lab.engine import progress
-from lab.engine.frame import Need
+from lab.engine.experiment import Need
 from lab.engine.progress import ShownOverview
 from tests.lab.tiny import tiny_run
 

@@ -9,13 +9,14 @@ import pytest
 from lab import experiments
 from lab.__main__ import main as lab
 from lab.engine import run
-from lab.engine.again import again
-from lab.engine.earlier import earlier_records
-from lab.engine.frame import Cell, Claim, Reproduction
-from lab.results import conclude, results_page
+from lab.engine.experiment import with_seeds
+from lab.engine.records import Cell, Claim, Measured, Reproduction
+from lab.engine.run import again
+from lab.results import conclude, earlier_records, results_page
 from selattn.errors import SelattnError
 from selattn.utils.records import read_body, write_record
-from tests.lab.tiny import TINY
+from tests.evaluation.folders import text_file
+from tests.lab.tiny import TINY, only, tiny_run
 
 ROOT = Path(__file__).parents[2]
 RECORDS = sorted((ROOT / "results/reproduce/laptop").glob("*.json"))
@@ -81,7 +82,7 @@ def test_a_long_table_is_folded(tmp_path):
 
 
 def test_earlier_records_are_those_of_the_files():
-    found = {record.experiment: record for record in earlier_records(ROOT / "results")}
+    found = {record.experiment: record for record in earlier_records(ROOT / "results/reproduce")}
     study = json.loads((ROOT / "results/lm_comparison.json").read_text())
     wanted = sorted(run["evaluation"]["validation"]["loss"] for run in study["runs"] if run["run"] == "zoo-selective")
     assert sorted(found["course-learned"].cell("3.1M tokens", "selective").values) == wanted
@@ -95,9 +96,21 @@ def test_earlier_records_are_those_of_the_files():
 
 
 @pytest.fixture
-def record(tmp_path, monkeypatch):
-    for place in (experiments, run):
-        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": TINY})
+def _only_text(monkeypatch):
+    """An experiment on a model that reads the text of its scale for four steps."""
+
+    def needs(scale, seeds):
+        data = dataclasses.replace(scale.data, vocabulary=300, context=16, validation=0.2)
+        return with_seeds({"selective": tiny_run(data=data)}, seeds)
+
+    def evaluate(lab):
+        return Measured((Cell("loss", "selective", lab.losses("selective")),))
+
+    only(monkeypatch, dataclasses.replace(TINY, needs=needs, evaluate=evaluate, losses_only=True))
+
+
+@pytest.fixture
+def record(tmp_path, only_tiny):
     run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out")
     return tmp_path / "out/smoke/tiny.json"
 
@@ -114,8 +127,37 @@ def test_a_record_run_again_gives_its_numbers(record, tmp_path, capsys):
     assert "loss, standard, seed 0: 1.25 in the record" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("_only_text")
+def test_a_text_that_lies_elsewhere_now_is_named(tmp_path, capsys):
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        text_file(tmp_path / name / "text.txt", documents=40)
+    where = ["--store", str(tmp_path / "store")]
+    given = ["tiny", "--scale", "laptop", "--source", str(tmp_path / "here/text.txt"), "--seeds", "0"]
+    assert lab([*given, "--out", str(tmp_path / "out"), *where]) == 0
+    (tmp_path / "here/text.txt").unlink()
+    record = str(tmp_path / "out/laptop/tiny.json")
+    assert lab(["again", record]) == 2
+    assert lab(["again", record, "--source", str(tmp_path / "there/text.txt")]) == 0
+    assert "1 of 1 numbers are the same" in capsys.readouterr().out
+
+
+def test_a_text_that_a_record_does_not_read_is_refused(record, capsys):
+    assert lab(["again", str(record), "--source", "text.txt"]) == 2
+    assert "--source would change nothing: the smoke scale" in capsys.readouterr().err
+
+
+def test_the_name_of_an_experiment_stands_for_its_record(record, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "OUT", tmp_path / "out")
+    assert lab(["again", "tiny", "--store", str(tmp_path / "store")]) == 0
+    assert "3 of 3 numbers are the same" in capsys.readouterr().out
+    monkeypatch.setattr(run, "OUT", tmp_path / "nowhere")
+    assert lab(["again", "tiny"]) == 2
+    assert "there is no record of tiny in" in capsys.readouterr().err
+
+
 def test_what_another_command_measured_is_run_again_by_it(tmp_path):
-    taken = next(iter(earlier_records(ROOT / "results")))
+    taken = next(iter(earlier_records(ROOT / "results/reproduce")))
     write_record(tmp_path / "it.json", taken, [0])
-    with pytest.raises(SelattnError, match=r"was taken from results/lm_comparison\.json: run that one"):
+    with pytest.raises(SelattnError, match=r"was taken from results/.*: run that record"):
         again(tmp_path / "it.json")

@@ -7,26 +7,18 @@ import threading
 
 import pytest
 
-from lab import experiments
 from lab.__main__ import main as lab
 from lab.engine import run
-from lab.engine.frame import Reproduction
 from lab.engine.progress import Overview
-from lab.runs.scales import find_scale
+from lab.engine.records import Reproduction
 from selattn.cli.main import INTERRUPTED
 from selattn.utils.files import LOCK, Lock
 from selattn.utils.records import read_body
 from tests.interrupted import Interrupt
-from tests.lab.tiny import TINY
+from tests.lab.tiny import TINY, only
 
 
-@pytest.fixture
-def _only_tiny(monkeypatch):
-    for place in (experiments, run):
-        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": TINY})
-
-
-@pytest.mark.usefixtures("_only_tiny")
+@pytest.mark.usefixtures("only_tiny")
 def test_an_experiment_end_to_end(tmp_path, capsys, monkeypatch):
     words = ["tiny", "--seeds", "0,1", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     assert lab(words) == 0
@@ -51,13 +43,13 @@ def test_an_experiment_end_to_end(tmp_path, capsys, monkeypatch):
     assert "smoke" in capsys.readouterr().out.splitlines()[-3]
 
 
-@pytest.mark.usefixtures("_only_tiny")
-def test_ctrl_c_ends_with_a_checkpoint_and_the_same_command_goes_on(tmp_path, capsys, monkeypatch):
+@pytest.mark.usefixtures("only_tiny")
+def test_ctrl_c_ends_with_a_checkpoint_and_the_same_command_resumes(tmp_path, capsys, monkeypatch):
     words = ["tiny", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
         patch.setattr("lab.engine.progress.ShownOverview.display", lambda *args: Interrupt(4))
         assert lab(words) == INTERRUPTED
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command resumes" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
     assert len(list((tmp_path / "store").rglob("checkpoint-3"))) == 1
     assert lab(words) == 0
@@ -85,7 +77,7 @@ def busy(tmp_path):
         yield lock
 
 
-@pytest.mark.usefixtures("_only_tiny")
+@pytest.mark.usefixtures("only_tiny")
 def test_two_processes_measure_in_turn(tmp_path, busy):
     said = Said(busy)
     found = run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out", overview=said)
@@ -97,34 +89,8 @@ def test_two_processes_measure_in_turn(tmp_path, busy):
 
 
 def test_a_table_of_losses_waits_for_nobody(tmp_path, busy, monkeypatch):
-    for place in (experiments, run):
-        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": dataclasses.replace(TINY, losses_only=True)})
+    only(monkeypatch, dataclasses.replace(TINY, losses_only=True))
     said = Said(busy)
     assert run.reproduce("tiny", store=tmp_path / "store", out=tmp_path / "out", overview=said)[0].record.cells
     assert said.said == ["measuring: tiny"]
     assert busy.held
-
-
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
-def test_every_experiment_says_what_it_needs_at_every_scale(scale):
-    size = find_scale(scale)
-    for each in experiments.EXPERIMENTS.values():
-        assert each.sentence
-        if scale in each.scales:
-            needs = each.needs(size, size.seeds)
-            json.dumps([need.run.to_dict() for need in needs.values()])
-            assert all(need.run.seed <= max(size.seeds) + 1 for need in needs.values())
-
-
-def test_the_laptop_finds_the_zoo_s_runs():
-    """What was trained by `selattn train zoo-KIND` with these settings is what the long runs need."""
-    from lab.runs import find_run
-    from selattn.training.identity import training_key
-    from selattn.training.overrides import override
-
-    laptop = find_scale("laptop", "somewhere/enwik8-clean")
-    needs = experiments.EXPERIMENTS["efficiency"].needs(laptop, (1,))
-    settings = ["data.source=data/enwik8-clean", "model.positions=rotary", "schedule.steps=7320", "seed=1"]
-    for kind in ("standard", "selective", "memory"):
-        trained = override(find_run(f"zoo-{kind}"), [*settings, "evaluation.every=488", "checkpoints.every=122"])
-        assert training_key(trained.to_dict()) == needs[f"{kind}, seed 1"].key

@@ -4,19 +4,16 @@ import dataclasses
 
 import pytest
 
-from lab import experiments
-from lab.engine import run
-from lab.engine.frame import Found, Need
+from lab.engine.experiment import Need, changed_beside, trio, varied
 from lab.engine.lab import Lab
-from lab.engine.run import needs_of, reproduce
-from lab.engine.settings import changed_beside, check_settings, varied, with_reading
-from lab.engine.trio import trio
+from lab.engine.records import Measured
+from lab.engine.run import check_settings, needs_of, reproduce, with_reading
 from lab.experiments import EXPERIMENTS
-from lab.runs.scales import find_scale
+from lab.scales import find_scale
 from selattn.data import Reading
 from selattn.errors import SelattnError
 from selattn.training.config import Checkpoints, Machine, Optimizer, Schedule
-from tests.lab.tiny import TINY, tiny_run
+from tests.lab.tiny import TINY, only, tiny_run
 
 LAPTOP = find_scale("laptop")
 
@@ -128,10 +125,9 @@ def test_the_scale_of_an_experiment_reads_as_its_settings_say(tmp_path, monkeypa
 
     def evaluate(lab):
         labs.append(lab)
-        return Found()
+        return Measured()
 
     watched = dataclasses.replace(TINY, needs=lambda scale, seeds: {}, evaluate=evaluate)
-    for place in (experiments, run):
-        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": watched})
+    only(monkeypatch, watched)
     reproduce("tiny", settings=["data.validation=0.25"], store=tmp_path / "store", out=tmp_path / "out")
     assert labs[0].text().reading.validation == 0.25

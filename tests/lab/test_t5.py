@@ -95,7 +95,7 @@ def test_fields_of_t5_can_be_set():
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"start": Start(model="zoo:memory")}, "begins anew"),
+        ({"start": Start(model="zoo:memory")}, "begins with new weights"),
         ({"model": MODEL | {"attention": "standard", "memory_epsilon": 0.1}}, "model.attention=selective"),
         ({"model": MODEL | {"vocab_size": 100}}, "390 tokens, sentinels included, and the model's vocabulary 100"),
         ({"model": MODEL | {"d_ff": 0}}, "model.d_ff must be at least 1"),

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from lab.engine.frame import Cell, Claim, Reproduction, UsedModel
-from lab.engine.grids import Less, Variant, loss_table, paper_difference
+from lab.engine.losses import Less, Variant, loss_table, paper_difference
+from lab.engine.records import Cell, Claim, Reproduction, UsedModel, differences, verdict
 from lab.engine.tables import seeds_of, table_of, what_was_run
-from lab.engine.tasks import task_run
-from lab.engine.verdicts import differences, verdict
-from lab.runs.scales import LAPTOP
+from lab.experiments.synthetic import task_run
+from lab.scales import LAPTOP
 from lab.tasks import Parity
 from selattn.utils.tables import Table
 
@@ -92,9 +91,9 @@ def test_differences_are_seed_by_seed():
 def test_a_claim_names_what_differs(those, said):
     places = (("d=3", "selective"), those)
     experiment = loss_table(
-        name="it",
-        paper="Table 9",
-        sentence="it",
+        "it",
+        "Table 9",
+        "it",
         variants=lambda scale: [Variant(*place, scale.run(place[1])) for place in places],
         claims=lambda scale: [Less("It is less.", *places)],
     )

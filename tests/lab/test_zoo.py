@@ -7,7 +7,7 @@ import pytest
 
 from lab import zoo
 from lab.__main__ import main as lab
-from lab.runs import zoo as zoo_runs
+from lab.runs import ZOO
 from lab.tasks import Parity
 from selattn.cli.main import main
 from selattn.errors import SelattnError
@@ -35,7 +35,7 @@ def tiny(name="tiny", **model):
 @pytest.fixture
 def small_zoo(tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_ZOO", str(tmp_path / "zoo"))
-    monkeypatch.setattr(zoo, "RUNS", {"zoo-one": None, "zoo-two": None})
+    monkeypatch.setattr(zoo, "ZOO", {"zoo-one": None, "zoo-two": None})
     monkeypatch.setattr(zoo, "find_run", lambda name: tiny(name))
     monkeypatch.chdir(tmp_path)
 
@@ -91,6 +91,6 @@ def test_an_unknown_name_gets_the_nearest(small_zoo, capsys):
 
 
 def test_the_zoo_has_what_it_is_to_have():
-    names = [run.removeprefix("zoo-") for run in zoo_runs.RUNS]
+    names = [run.removeprefix("zoo-") for run in ZOO]
     assert names[:4] == ["standard", "selective", "memory", "memory-2048"]
     assert names[4:] == ["variable-assignment-selective", "variable-assignment-standard"]

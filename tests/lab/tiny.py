@@ -2,8 +2,10 @@
 
 import dataclasses
 
-from lab.engine.frame import Cell, Claim, Experiment, Found, Need
-from lab.engine.lab import of_seed
+from lab import experiments
+from lab.engine import run
+from lab.engine.experiment import Experiment, with_seeds
+from lab.engine.records import Cell, Claim, Measured
 from lab.tasks import VariableAssignment
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule
 
@@ -11,7 +13,7 @@ MODEL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "h
 
 
 def tiny_run(kind="selective", **changes):
-    run = RunConfig(
+    made = RunConfig(
         f"tiny-{kind}",
         data=VariableAssignment(variables=2, values=5, assignments=3),
         model=MODEL | {"attention": [kind]},
@@ -22,18 +24,22 @@ def tiny_run(kind="selective", **changes):
         checkpoints=Checkpoints(every=2),
         log_every=2,
     )
-    return dataclasses.replace(run, **changes)
+    return dataclasses.replace(made, **changes)
 
 
 def needs(scale, seeds):
-    return {
-        of_seed(kind, seed): Need(tiny_run(kind, seed=seed)) for seed in seeds for kind in ("standard", "selective")
-    }
+    return with_seeds({kind: tiny_run(kind) for kind in ("standard", "selective")}, seeds)
 
 
 def evaluate(lab):
     cells = [Cell("loss", kind, lab.losses(kind), paper=2.5) for kind in ("standard", "selective")]
-    return Found(tuple(cells), (Claim("It learns.", lab.losses("selective"), "loss", 100.0, "below"),), ("A note.",))
+    return Measured(tuple(cells), (Claim("It learns.", lab.losses("selective"), "loss", 100.0, "below"),), ("A note.",))
 
 
 TINY = Experiment("tiny", "Table 0", "a tiny experiment", needs, evaluate)
+
+
+def only(monkeypatch, experiment=TINY):
+    """Let this be the one experiment that there is."""
+    for place in (experiments, run):
+        monkeypatch.setattr(place, "EXPERIMENTS", {"tiny": experiment})

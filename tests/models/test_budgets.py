@@ -44,12 +44,15 @@ def continued(model: SelectiveForCausalLM, ids: torch.Tensor, mask: torch.Tensor
     )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+# "standard" has no F, by which tokens could leave.
+PAIRS = [(name, policy) for name in MODELS for policy in POLICIES if (name, policy) != ("standard", "selective")]
+
+
+@pytest.mark.parametrize(("name", "policy"), PAIRS)
 @settings(max_examples=4)
 @given(data=st.data())
-def test_cached_decoding_is_the_full_forward(changes, policy, data):
-    model = tiny(**changes)
+def test_cached_decoding_is_the_full_forward(name, policy, data):
+    model = tiny(**MODELS[name])
     batch, length = data.draw(st.integers(1, 5)), data.draw(st.integers(2, 12))
     padding = data.draw(st.lists(st.integers(0, length - 1), min_size=batch, max_size=batch))
     one = st.integers(2, length + NEW + 2)

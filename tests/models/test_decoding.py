@@ -134,7 +134,7 @@ def test_several_documents_and_a_cache_exclude_each_other():
 def test_the_memory_term_needs_whole_sequences():
     model, ids = tiny(memory_epsilon=0.1), token_ids(1, 6)
     cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(SelattnError, match="need whole sequences"):
+    with pytest.raises(SelattnError, match="are told of whole sequences"):
         model(ids, past_key_values=cache, output_kept=True)
     found = model(ids, past_key_values=cache, labels=ids)
     assert found.memory_loss is None
@@ -150,16 +150,16 @@ def test_generation_stops_at_the_learned_positions():
 
 
 @pytest.mark.parametrize("budgets", [None, 4])
-def test_generate_goes_on_from_rows_that_were_joined(budgets):
-    """Texts that began in caches of their own, as one batch with padding on the left."""
+def test_generate_continues_rows_that_began_one_by_one(budgets):
+    """Texts that were read into rows of one cache, as one batch with padding on the left."""
     model = tiny(positions="rotary")
-    rows, caches = [token_ids(9, seed=3), token_ids(4, seed=4)], []
-    for row in rows:
-        caches.append(model.new_cache(budgets))
-        model(row[None, :-1], past_key_values=caches[-1])
-    caches[0].append(caches[1])
+    rows, cache = [token_ids(9, seed=3), token_ids(4, seed=4)], model.new_cache(budgets)
+    cache.reserve(2)
+    for place, row in enumerate(rows):
+        with cache.only(place), torch.no_grad():
+            model(row[None, :-1], past_key_values=cache)
     ids, mask = padded(rows, "left")
-    found = generate(model, ids, mask, past_key_values=caches[0])
+    found = generate(model, ids, mask, past_key_values=cache)
     for row, text in zip(rows, found, strict=True):
         alone = generate(model, row[None], torch.ones_like(row[None]), cache_budgets=budgets)
         assert text[9 - len(row) :].tolist() == alone[0].tolist()

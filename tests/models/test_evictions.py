@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from selattn import kept_positions
-from selattn.cache import NEVER, POLICIES
+from selattn.cache import NEVER, POLICIES, make_policy
 from selattn.errors import SelattnError
 from tests.models.tiny import CONTEXT, tiny, token_ids
 
@@ -24,12 +24,20 @@ def no_grad():
         yield
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, "threshold=0.5"])
-@pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
+# "standard" has no F, by which tokens could leave.
+PAIRS = [
+    (name, policy)
+    for name in MODELS
+    for policy in (*POLICIES, "threshold=0.5")
+    if name != "standard" or not make_policy(policy).needs_f
+]
+
+
+@pytest.mark.parametrize(("name", "policy"), PAIRS)
 @settings(max_examples=3)
 @given(data=st.data())
-def test_what_is_kept_is_what_the_cache_holds_at_every_step(changes, policy, data):
-    model = tiny(**changes)
+def test_what_is_kept_is_what_the_cache_holds_at_every_step(name, policy, data):
+    model = tiny(**MODELS[name])
     length = data.draw(st.integers(2, CONTEXT))
     budgets = data.draw(st.lists(st.integers(2, length + 2), min_size=2, max_size=2))
     ids = token_ids(2, length, seed=data.draw(st.integers(0, 99)))
@@ -58,3 +66,14 @@ def test_it_is_told_only_when_asked_for_and_of_whole_sequences():
     cache = model(token_ids(1, 5), cache_budgets=3, output_evictions=True).past_key_values
     with pytest.raises(SelattnError, match="leave the cache out"):
         model(token_ids(1, 5), cache_budgets=3, output_evictions=True, past_key_values=cache)
+
+
+def test_the_f_of_a_token_is_gone_from_the_call_after_its_eviction_on():
+    model, ids = tiny(), token_ids(1, 12)
+    evicted_at = model(ids, cache_budgets=4, output_evictions=True).evicted_at
+    cache = model.model.new_cache(4)
+    for i in range(12):
+        seen = model(ids[:, i : i + 1], past_key_values=cache, output_f=True, output_attentions=True)
+        for f, weights, at in zip(seen.f, seen.attentions, evicted_at, strict=True):
+            assert torch.equal(f[0, 0, -1].isnan(), at[0, 0, : i + 1] < i)
+            assert torch.equal(weights[0, :, -1].amax(0) == 0, at[0, 0, : i + 1] <= i)

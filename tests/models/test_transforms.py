@@ -1,4 +1,7 @@
-"""torch.func over a model: the derivatives are those of a plain backward pass, with budgets, too."""
+"""torch.func over a model: the derivatives are those of a plain backward pass, with budgets, too.
+
+They are the reference's, which "auto" takes; the other backends have none, and say so.
+"""
 
 import pytest
 import torch
@@ -7,7 +10,6 @@ from torch.testing import assert_close
 from selattn.errors import SelattnError
 from tests.models.tiny import tiny, token_ids
 
-# Each way to find the eviction order: the compiled library with its own logits or with given ones, plain PyTorch.
 SITUATIONS = {
     "no budgets": {},
     "paper": {"cache_budgets": 4},
@@ -15,8 +17,6 @@ SITUATIONS = {
     "h2o": {"cache_budgets": 4, "cache_policy": "h2o"},
     "separate form": {"selection_source": "separate", "cache_budgets": 4},
     "sparse": {"attention": ["strided:3", "selective"], "cache_budgets": 4},
-    "compiled library": {"backend": "cpu", "cache_budgets": 4},
-    "plain": {"backend": "chunked", "cache_budgets": 4},
 }
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")  # by torch's forward mode itself
 
@@ -41,9 +41,8 @@ def test_grad_and_vmap(name):
     assert_close(rows, want, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name, changes in SITUATIONS.items() if "backend" not in changes])
+@pytest.mark.parametrize("name", SITUATIONS)
 def test_forward_mode(name):
-    """By the reference, which "auto" takes; the other backends have no such derivative, and say so."""
     f, x, direction, want = situation(name)
     assert_close(torch.func.jvp(f, (x,), (direction,))[1], (want * direction).sum(), rtol=1e-9, atol=1e-9)
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from selattn.ops import AuxRequest, Fixed, Selection, Sequences, Strided, attention, selective_attention
-from selattn.ops.backends import strips
-from selattn.ops.patterns import COMBINE
+from selattn.ops.backends import chunked
 from selattn.ops.request import Attention
+from selattn.ops.rules import COMBINE
 
-BACKENDS = ("reference", "sdpa", "chunked", "cpu")
+BACKENDS = ("reference", "chunked", "cpu")  # of selective attention
 NAMES = ("output", "f", "memory", "final_f")
 LENGTHS = (1, 2, 31, 33, 63, 111, 128, 129)  # strips are 32 to 128 wide
 # The compiled backend's borders: groups of 4 and 12 keys, panels of 12 or 24 queries, blocks of 96, chunks of 192 keys.
@@ -26,7 +26,7 @@ SIZES = (1, 3, 4, 7, 16)  # of heads
 TILED_SIZES = (1, 4, 7, 8, 16, 17, 33)
 SHORT = tuple(range(1, 8))
 # (STRIP_WIDTHS, STRIP_ELEMENTS): as shipped; and narrow, so that short sequences have many borders.
-SHIPPED = (strips.STRIP_WIDTHS, strips.STRIP_ELEMENTS)
+SHIPPED = (chunked.STRIP_WIDTHS, chunked.STRIP_ELEMENTS)
 STRIPS = (SHIPPED, ((1, 1), 1), ((3, 5), 1 << 21), ((2, 8), 100))
 PATTERNS = st.one_of(
     st.builds(Strided, st.integers(1, 5), st.sampled_from(COMBINE)),
@@ -87,7 +87,7 @@ class Case:
 
     def in_strips(self):
         """A context in which the strips have this case's size."""
-        return mock.patch.multiple(strips, STRIP_WIDTHS=self.strips[0], STRIP_ELEMENTS=self.strips[1])
+        return mock.patch.multiple(chunked, STRIP_WIDTHS=self.strips[0], STRIP_ELEMENTS=self.strips[1])
 
     def result(self, backend, inputs=None, **more):
         """What the operator gives for this case; for other numbers if `inputs` are given. No column is left out."""

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from selattn.ops import AuxRequest, Fixed, Selection, Sequences, Strided, causal_attention, selective_attention
-from selattn.ops.backends import chunked, cpu, sdpa
+from selattn.ops.backends import chunked, cpu
 from selattn.ops.request import Request
 from selattn.ops.rules import Rules
 from tests.ops.cases import BACKENDS, attend, only
@@ -129,7 +129,7 @@ def test_a_strength_that_changes_does_not_recompile(backend):
 
 
 # The reference takes 8 s: its matrices of symbolic size.
-@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "sdpa", "chunked", "cpu"])
+@pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), "chunked", "cpu"])
 def test_another_length_does_not_recompile(backend):
     def attend(x):
         return selective_attention(x, x, x, backend=backend)
@@ -157,15 +157,8 @@ DYNAMIC = {
 }
 
 
-# `sdpa` is plain matrices of symbolic size around one node, 5 to 8 s each; one of its forms has all that others have.
-@pytest.mark.parametrize(
-    ("form", "backend"),
-    [
-        pytest.param(form, backend, marks=[pytest.mark.slow] * (backend == "sdpa" and form != "both"))
-        for form in DYNAMIC
-        for backend in ("sdpa", "chunked", "cpu")
-    ],
-)
+@pytest.mark.parametrize("form", DYNAMIC)
+@pytest.mark.parametrize("backend", ["chunked", "cpu"])
 def test_lengths_with_sequences_or_evictions_do_not_recompile(form, backend):
     """One graph, whole, for all lengths from 2 on; 96 queries are one block of the compiled backend."""
     torch._dynamo.utils.counters.clear()
@@ -244,16 +237,6 @@ COMPILED = {
 @pytest.mark.parametrize("kind", COMPILED)
 def test_registered_operators_of_cpu(kind):
     check_operator(cpu.OPERATOR, COMPILED[kind])
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_registered_operators_of_sdpa(with_bias, dtype):
-    bias = torch.zeros(1, 1, N, N, dtype=torch.promote_types(dtype, torch.float32)).masked_fill(
-        torch.ones(N, N, dtype=torch.bool).triu(1), -torch.inf
-    )
-    q, k, v = (x.detach().to(dtype).requires_grad_() for x in leaves())
-    check_operator(sdpa.FLASH, sdpa.Flash(q, k, v, bias.requires_grad_() if with_bias else None, 0.4))
 
 
 @pytest.mark.parametrize("backend", only(BACKENDS, "cpu"))

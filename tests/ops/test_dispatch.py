@@ -16,13 +16,13 @@ X = torch.randn(1, 2, 4, 3)
 
 
 def test_backends_are_listed_with_why_not():
-    assert tuple(backends()) == (*BACKENDS, "triton")
+    assert tuple(backends()) == ("reference", "sdpa", "chunked", "cpu", "triton")
     assert {backends()[name] for name in BACKENDS} == {None}
     assert torch.cuda.is_available() or "there is no CUDA device" in backends()["triton"]
     with mock.patch.object(dispatch.BACKENDS["chunked"], "unavailable", return_value="no strips today"):
         assert backends()["chunked"] == "no strips today"
         with pytest.raises(
-            SelattnError, match="'chunked' cannot do this: no strips today; use reference or sdpa or cpu, or auto"
+            SelattnError, match="'chunked' cannot do this: no strips today; use reference or cpu, or auto"
         ):
             selective_attention(X, X, X, backend="chunked")
 
@@ -91,9 +91,7 @@ def test_auto_is_compiled_where_it_can_and_else_chunked():
 def test_auto_is_chunked_where_nothing_was_compiled():
     with mock.patch.object(dispatch.BACKENDS["cpu"], "unavailable", return_value="it was not built"):
         assert chosen() == ["chunked"]
-        with pytest.raises(
-            SelattnError, match="'cpu' cannot do this: it was not built; use reference or sdpa or chunked"
-        ):
+        with pytest.raises(SelattnError, match="'cpu' cannot do this: it was not built; use reference or chunked"):
             selective_attention(X, X, X, backend="cpu")
 
 
@@ -107,15 +105,15 @@ def test_auto_never_picks_one_that_refuses(case):
 @examples(2)
 @given(case=cases(SHORT))
 def test_backends_refuse_nothing_else(case):
-    """The reference does everything; `sdpa` has no soft cap; only the weights are too much for `chunked`.
+    """The reference does everything; only the weights are too much for `chunked`.
 
     What `cpu` refuses is in test_errors.py, and what `triton` refuses in triton/test_errors.py.
     """
     request = case.request()
     refused = {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(request)} - {"cpu"}
-    assert refused == ({"sdpa"} if request.rules.softcap else set())
+    assert refused == set()
     asked = request._replace(wanted=AuxRequest(weights=True))
-    assert {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(asked)} == {"sdpa", "chunked", "cpu"}
+    assert {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(asked)} == {"chunked", "cpu"}
 
 
 @examples(2)

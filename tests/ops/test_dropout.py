@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from selattn.ops import causal_attention, selective_attention
-from selattn.ops.backends import strips
+from selattn.ops.backends import chunked
 from selattn.ops.backends.tile import Tile
 from selattn.ops.request import Request
 from selattn.ops.rules import Rules
@@ -75,7 +75,7 @@ def test_gradient_with_a_fixed_seed_is_the_finite_difference(backend):
         torch.manual_seed(5)
         return selective_attention(q, k, v, dropout_p=0.4, backend=backend)
 
-    with mock.patch.multiple(strips, STRIP_WIDTHS=(2, 2), DROPOUT_BLOCK=3):
+    with mock.patch.multiple(chunked, STRIP_WIDTHS=(2, 2), DROPOUT_BLOCK=3):
         assert torch.autograd.gradcheck(call, leaves, eps=1e-6, atol=1e-6)
 
 
@@ -83,11 +83,12 @@ def test_gradient_with_a_fixed_seed_is_the_finite_difference(backend):
 def test_rows_and_columns_of_strips_drop_the_same_weights(block):
     shape = (2, 3, 11, 4)
     request = Request(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), Rules(scale=1.0, dropout_p=0.5))
-    with mock.patch.object(strips, "DROPOUT_BLOCK", block):
-        whole = strips.dropout_scale(request, Tile(0, 11, 0, 11), 7)
-        rows = torch.cat([strips.dropout_scale(request, Tile(r, min(r + 3, 11), 0, 11), 7) for r in range(0, 11, 3)], 2)
-        cols = torch.cat([strips.dropout_scale(request, Tile(0, 11, c, min(c + 2, 11)), 7) for c in range(0, 11, 2)], 3)
-        other = strips.dropout_scale(request, Tile(0, 11, 0, 11), 8)
+    request = request._replace(seed=torch.tensor(7))
+    with mock.patch.object(chunked, "DROPOUT_BLOCK", block):
+        whole = chunked.dropout_scale(request, Tile(0, 11, 0, 11))
+        rows = torch.cat([chunked.dropout_scale(request, Tile(r, min(r + 3, 11), 0, 11)) for r in range(0, 11, 3)], 2)
+        cols = torch.cat([chunked.dropout_scale(request, Tile(0, 11, c, min(c + 2, 11))) for c in range(0, 11, 2)], 3)
+        other = chunked.dropout_scale(request._replace(seed=torch.tensor(8)), Tile(0, 11, 0, 11))
     assert_close(rows, whole, rtol=0, atol=0)
     assert_close(cols, whole, rtol=0, atol=0)
     assert not torch.equal(other, whole)
@@ -98,9 +99,10 @@ def test_blocks_drop_different_weights():
     """Neither do two blocks of one matrix repeat each other, nor do those of two seeds."""
     shape = (1, 1, 24, 4)
     request = Request(torch.zeros(shape), torch.zeros(shape), torch.zeros(shape), Rules(scale=1.0, dropout_p=0.5))
-    with mock.patch.object(strips, "DROPOUT_BLOCK", 8):
+    with mock.patch.object(chunked, "DROPOUT_BLOCK", 8):
         drawn = [
-            strips.dropout_scale(request, Tile(0, 24, 0, 24), seed)[0, 0] for seed in (0, 1, 2, 1 << 16, (1 << 31) - 1)
+            chunked.dropout_scale(request._replace(seed=torch.tensor(seed)), Tile(0, 24, 0, 24))[0, 0]
+            for seed in (0, 1, 2, 1 << 16, (1 << 31) - 1)
         ]
     blocks = [x.unflatten(0, (3, 8)).unflatten(2, (3, 8)).transpose(1, 2).reshape(9, 64) for x in drawn]
     assert len(torch.cat(blocks).unique(dim=0)) == 9 * len(drawn)

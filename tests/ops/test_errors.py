@@ -136,9 +136,9 @@ WRONG = {
         r"unknown backend 'chunky' \(did you mean 'chunked'\?\): choose auto, reference,",
     ),
     "nothing like a backend": ({"backend": "zzz"}, "unknown backend 'zzz': choose auto"),
-    "soft cap on sdpa": (
-        {"softcap": 3.0, "backend": "sdpa"},
-        "backend 'sdpa' cannot do this: .*no soft cap; use reference or chunked or cpu, or auto",
+    "selection on sdpa": (
+        {"selection": Selection(1), "backend": "sdpa"},
+        "backend 'sdpa' cannot do this: PyTorch's kernel has no F; use reference or chunked or cpu, or auto",
     ),
     "unknown kernel option": (
         {"kernel_options": {"tolerence": 0.0}},
@@ -151,10 +151,6 @@ WRONG = {
     "something that is asked for with no truth": (
         {"return_aux": AuxRequest(weights=1)},
         "weights must be True or False",
-    ),
-    "weights on sdpa": (
-        {"return_aux": AuxRequest(weights=True), "backend": "sdpa"},
-        "does not give its weights; use reference, or auto",
     ),
     "weights on chunked": (
         {"return_aux": AuxRequest(weights=True), "backend": "chunked"},
@@ -206,7 +202,7 @@ COMPILED = {
         {"return_aux": AuxRequest(weights=True)},
         "it never holds the attention weights; use reference, or auto",
     ),
-    "F": ({"return_aux": AuxRequest(f=True)}, "it never holds F; use reference or sdpa or chunked, or auto"),
+    "F": ({"return_aux": AuxRequest(f=True)}, "it never holds F; use reference or chunked, or auto"),
     "dropout": ({"dropout_p": 0.1}, "it has no dropout"),
     "mask of pairs": ({"attn_mask": torch.ones(N, M).bool()}, "it takes masks as sequences and windows only"),
     "a long form": (
@@ -293,6 +289,23 @@ def test_wrong_call_of_the_baseline(wrong):
 
 
 @pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"softcap": 3.0}, "nothing but causality; use reference or chunked or cpu, or auto"),
+        ({"window": 3}, "nothing but causality"),
+        ({"attn_mask": torch.zeros(N, N)}, "nothing but causality"),
+        ({"query": Q[:, :, 1:]}, "nothing but causality"),
+        ({"scale": -1.0}, "the scale must be above 0"),
+        ({"return_aux": AuxRequest(weights=True)}, "does not give its weights; use reference, or auto"),
+    ],
+    ids=str,
+)
+def test_refused_by_sdpa(options, said):
+    call = {"query": Q, "key": K[:, :, :N], "value": V[:, :, :N], "backend": "sdpa"} | options
+    assert_one_clear_line(lambda: causal_attention(**call), f"backend 'sdpa' cannot do this: .*{said}")
+
+
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda: Selection(-1), "Selection.head must be a head index from 0.*not -1"),
@@ -303,11 +316,11 @@ def test_wrong_call_of_the_baseline(wrong):
         (lambda: Sequences.from_mask(torch.ones(4)), r"mask must be \[batch, keys\], not \[4\]"),
         (lambda: Sequences.from_documents(torch.ones(2, 3, 4)), r"ids must be \[batch, keys\], not \[2, 3, 4\]"),
         (
-            lambda: Sequences.from_documents(torch.ones(2, 3), torch.ones(2, 4)),
+            lambda: Sequences.from_documents(torch.ones(2, 3).long(), torch.ones(2, 4).long()),
             r"ids are \[2, 3\] but mask is \[2, 4\]",
         ),
         (lambda: Sequences.from_position_ids(torch.ones(3)), r"position_ids must be \[batch, keys\], not \[3\]"),
-        (lambda: Sequences.from_position_ids(torch.ones(2, 3), torch.ones(1, 3)), r"mask is \[1, 3\]"),
+        (lambda: Sequences.from_position_ids(torch.ones(2, 3).long(), torch.ones(1, 3).long()), r"mask is \[1, 3\]"),
         (lambda: Sequences.from_cu_seqlens(torch.ones(2, 2).long(), 4), r"1-D integer tensor .*of shape \[2, 2\]"),
         (lambda: Sequences.from_cu_seqlens(torch.tensor([0]), 4), r"1-D integer tensor .*of shape \[1\]"),
         (lambda: Sequences.from_cu_seqlens(torch.tensor([0.0, 4.0]), 4), "1-D integer tensor .*not torch.float32"),
@@ -324,7 +337,7 @@ def test_wrong_call_of_the_baseline(wrong):
         (lambda: Sequences.from_mask(np.ones((2, 3))), r"mask must be a tensor \[batch, keys\], not a ndarray"),
         (lambda: Sequences.from_mask([[1, 0]]), "mask must be a tensor .*not a list"),
         (lambda: Sequences.from_documents({"ids": 1}), "ids must be a tensor .*not a dict"),
-        (lambda: Sequences.from_documents(torch.ones(2, 3), [[1]]), "mask must be a tensor .*not a list"),
+        (lambda: Sequences.from_documents(torch.ones(2, 3).long(), [[1]]), "mask must be a tensor .*not a list"),
         (lambda: Sequences.from_position_ids(None), "position_ids must be a tensor .*not a NoneType"),
         (lambda: Sequences.from_cu_seqlens([0, 4], 4), "cu_seqlens must be a 1-D integer tensor .*not a list"),
         (lambda: Sequences.from_cu_seqlens(torch.tensor([0, 4]), 4.0), "total must be the number of tokens .*not 4.0"),

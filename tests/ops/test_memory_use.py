@@ -1,5 +1,6 @@
 """What `chunked` allocates, seen by a dispatch mode: every tensor that any PyTorch operation in it makes."""
 
+import dataclasses
 from contextlib import contextmanager
 from unittest import mock
 
@@ -10,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from selattn.ops import Selection, Sequences, selective_attention
-from selattn.ops.backends import strips
+from selattn.ops.backends import chunked
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Rules
 from tests.ops.cases import attend
@@ -47,7 +48,7 @@ def inputs(n, **options):
 
 @contextmanager
 def meters_inside():
-    """The meters of all calls of the registered operators, into which a mode outside cannot look."""
+    """The meters of all passes: a mode outside makes them nodes, into which it cannot look."""
     meters = []
 
     def inside(original):
@@ -58,8 +59,9 @@ def meters_inside():
 
         return call
 
-    patches = {name: inside(getattr(strips, name)) for name in ("forward", "backward")}
-    with mock.patch.multiple(strips, **patches):
+    kernel = chunked.OPERATOR.kernel
+    seen = dataclasses.replace(kernel, forward=inside(kernel.forward), backward=inside(kernel.backward))
+    with mock.patch.object(chunked.OPERATOR, "kernel", seen):
         yield meters
 
 
@@ -124,9 +126,10 @@ def peak(n):
     q, k, v = inputs(n)
     request = Request(q, k, v, Rules(Selection(), scale=0.25), AuxRequest(memory=True))
     with Meter() as meter:
-        result = strips.forward(request, 0)
-        upstream = torch.ones_like(result.output)
-        strips.backward(request, 0, result[:2], upstream, d_memory=torch.ones_like(result.memory))
+        result = chunked.forward(request)
+        came = {"output": torch.ones_like(result.output), "memory": torch.ones_like(result.memory)}
+        came |= {"f": None, "final_f": None}
+        chunked.backward(request, result._asdict(), came, frozenset({"query", "key", "value"}))
     return meter.peak
 
 

@@ -15,7 +15,7 @@ FORMS = {
     "pattern": (causal_attention, {"pattern": Fixed(2, 1)}, EVERYTHING),
     "two masks": (selective_attention, {"selection": Selection((0, 1))}, EVERYTHING),
     "dropout": (selective_attention, {"dropout_p": 0.5}, EVERYTHING),
-    "soft cap": (selective_attention, {"softcap": 3.0}, only(BACKENDS, "sdpa")),
+    "soft cap": (selective_attention, {"softcap": 3.0}, BACKENDS),
     "strength": (selective_attention, {"strength": 0.5}, BACKENDS),
 }
 CASES = [(form, backend) for form, (_, _, able) in FORMS.items() for backend in able]

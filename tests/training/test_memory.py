@@ -99,13 +99,13 @@ def test_what_is_free_decides(monkeypatch):
     run = tiny()
     needed = sum(needs(run, 1).values())
     for free, fits in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
+        monkeypatch.setattr("selattn.utils.memory.available_memory", lambda free=free: free)
         if fits:
             check_memory(run, 1, torch.device("cpu"))
         else:
             with pytest.raises(SelattnError, match="this run needs at least"):
                 check_memory(run, 1, torch.device("cpu"))
-    monkeypatch.setattr(memory, "available_memory", lambda: needed)
+    monkeypatch.setattr("selattn.utils.memory.available_memory", lambda: needed)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # two processes share the memory of the machine
     with pytest.raises(SelattnError, match="this run needs at least"):
         check_memory(run, 1, torch.device("cpu"))

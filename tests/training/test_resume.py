@@ -179,17 +179,6 @@ def test_a_resumed_run_has_to_be_the_same_run(uninterrupted):
         train(tiny(seed=1), uninterrupted, resume=True)
 
 
-def test_a_run_that_an_earlier_version_began_is_resumed(uninterrupted, tmp_path):
-    """Which spelled `optimizer` with an s."""
-    path = tmp_path / "run"
-    train(tiny(), path, progress=Interrupt(5))
-    settings = json.loads((path / folder.CONFIG).read_text())
-    settings["optimiser"] = settings.pop("optimizer")
-    (path / folder.CONFIG).write_text(json.dumps(settings))
-    train(tiny(), path, resume=True)
-    same_run(uninterrupted, path)
-
-
 def test_overwrite_begins_anew(uninterrupted, tmp_path):
     path = tmp_path / "run"
     train(tiny(seed=1), path)

@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from lab.runs import GROUPS, RUNS, find_run, paper
+from lab.runs import GROUPS, RUNS, find_run
+from lab.scales import PAPER
 from lab.t5 import SpanData
 from lab.tasks import Copy, Parity, VariableAssignment
 from selattn.errors import SelattnError
@@ -134,7 +135,7 @@ def test_the_paper_s_settings():
     assert (task.data.variables, task.data.values, task.data.assignments) == (3, 1000, 128)
     assert (task.batch.size, task.schedule.steps, task.model["num_hidden_layers"]) == (2048, 65_536, 3)
     assert find_run("copy-standard").data.context == 3 + 2 * 24
-    assert list(paper.SIZES) == [8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
+    assert list(PAPER.sizes) == [8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28]
 
 
 @pytest.mark.parametrize("size", T5_PARAMETERS)
@@ -149,7 +150,7 @@ def test_t5_has_its_published_sizes_and_settings(size):
 
 
 def test_no_two_groups_have_a_run_of_the_same_name():
-    assert sum(len(group.runs) for group in GROUPS) == len(RUNS)
+    assert sum(map(len, GROUPS.values())) == len(RUNS)
 
 
 def test_the_zoo_fits_into_its_forty_megabytes():

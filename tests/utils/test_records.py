@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from selattn.training.identity import training_key
 from selattn.utils import records
 
 PACKAGE = Path(records.__file__).parents[1]
@@ -68,3 +69,45 @@ def test_an_installed_package_has_no_commit_even_inside_a_checkout(checkout, tmp
 def test_write_record_puts_it_in(tmp_path):
     record = records.read_record(records.write_record(tmp_path / "r.json", {"x": 1}, seed=0))
     assert {name: record[name] for name in ("commit", "dirty")} == records.revision()
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("{here}/runs/a", "runs/a"),
+        ("{here}", "."),
+        ("/far/away/store", "store"),
+        ("start.model=/far/away/run-1/model", "start.model=run-1/model"),
+        ("--out=/far/away/store/", "--out=store"),
+        ("data.source=/far/text.txt", "data.source=text.txt"),
+        ("ours=/far/net@/far/search:h2o", "ours=net@search:h2o"),
+        ("/", "/"),
+        ("runs/a", "runs/a"),
+        ("../a", "../a"),
+        ("hub:owner/name", "hub:owner/name"),
+        ("https://example.org/a", "https://example.org/a"),
+        ("zoo:memory@64:h2o", "zoo:memory@64:h2o"),
+    ],
+)
+def test_portable(word, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert records.portable(word.format(here=tmp_path)) == shown
+
+
+def test_a_record_holds_no_absolute_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["selattn", "eval", str(tmp_path / "m"), "--data", "/far/t.txt"])
+    run = {"data": {"source": "/far/t.txt"}, "start": {"model": "/far/m"}}
+    body = {
+        "settings": {"source": "/far/t.txt", "texts": {"lm1b": "/far/l.txt"}, "set": ["data.source=/far/t.txt"]},
+        "models": [{"model": "/far/m@8", "run": run}],
+        "until": ["baseline=/far/b"],
+        "skip": "/far/search",
+        "tokens": ["/usr", "/bin/sh"],
+    }
+    record = records.read_record(records.write_record(tmp_path / "r.json", body, 0))
+    assert record["command"].endswith("eval m --data t.txt")
+    assert record["models"][0] == {"model": "m@8", "run": {"data": {"source": "t.txt"}, "start": {"model": "m"}}}
+    assert record["settings"] == {"source": "t.txt", "texts": {"lm1b": "l.txt"}, "set": ["data.source=t.txt"]}
+    assert (record["until"], record["skip"]) == (["baseline=b"], "search")
+    assert record["tokens"] == body["tokens"]  # a text is no path
+    assert training_key(record["models"][0]["run"]) == training_key(run)

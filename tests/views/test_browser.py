@@ -1,5 +1,6 @@
 """The explorer and reports in a real browser: what they show is what Python has, and what a text says stays text."""
 
+import dataclasses
 import itertools
 import time
 
@@ -285,6 +286,15 @@ def test_a_link_brings_back_the_same_view(zoo, tab):
     again.page.evaluate("() => { location.hash = '#p=3&l=1' }")
     again.page.wait_for_function("() => explorer.position === 3")
     assert again.ask("() => explorer.panes.length") == 1
+
+
+def test_a_page_opens_with_the_view_it_was_made_for(zoo, tab, tmp_path):
+    page, _ = zoo
+    shown = tab(dataclasses.replace(page, view="w=selective&k=6%2C12%2C3").save(tmp_path / "page.html").as_uri())
+    assert shown.ask("() => [explorer.panes[0].state.policy, explorer.panes[0].state.budgets]") == [
+        "selective",
+        [6, 12, 3],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import html
 import json
 import re
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -97,6 +98,15 @@ def test_from_the_command_line(tmp_path, capsys):
         ("window", [4, 4, 4]),
         ("h2o", [6, 6, 6]),
     ]
+    assert header["view"] == "w=h2o&k=6%2C6%2C6"  # it opens with what was asked for
+
+
+def test_two_models_open_side_by_side_with_their_budgets(tmp_path):
+    out = tmp_path / "page.html"
+    assert main(["explore", TASK, f"{TASK}@8,6,4:window+2", "--budgets", "4", "--out", str(out)]) == 0
+    header = json.loads(re.search(r'id="header">(.*?)</script>', out.read_text(), re.DOTALL)[1])
+    assert parse_qs(header["view"]) == {"w2": ["window+2"], "k2": ["8,6,4"], "m2": ["1"], "two": ["1"]}
+    assert Page((), "w=h2o&k=6").parts()[0]["view"] == "w=h2o&k=6"  # also for text that is typed into a served page
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class StockConfig:
     @classmethod
     def from_dict(cls, *args: Any, **kwargs: Any) -> Any:
         """As in transformers; the `Auto` classes learn of the model now, so that no model is imported before."""
-        register_model(FAMILIES[cls.model_type.removeprefix(SELECTIVE)])
+        model_class(FAMILIES[cls.model_type.removeprefix(SELECTIVE)])
         return super().from_dict(*args, **kwargs)  # type: ignore[misc]
 
 
@@ -40,30 +40,26 @@ def config_class(family: Family) -> type:
 
 @functools.cache
 def model_class(family: Family) -> type[PreTrainedModel]:
-    """The selective models of a family."""
+    """The selective models of a family; `AutoModelForCausalLM`, the trainer and the pipelines know them from now on."""
     from selattn.models.stock.model import StockSelective
     from selattn.models.stock.t5 import T5Selective
 
     stock = family.load(family.model)
     ours = T5Selective if family.seq2seq else StockSelective
     inside = {"config_class": config_class(family), "__module__": __name__, "__doc__": _DOC}
-    return type(f"Selective{stock.__name__}", (ours, stock), inside)
+    made: Any = type(f"Selective{stock.__name__}", (ours, stock), inside)
+    auto: Any = AutoModelForSeq2SeqLM if family.seq2seq else AutoModelForCausalLM
+    auto.register(config_class(family), made, exist_ok=True)
+    kind = "SEQ_TO_SEQ_CAUSAL_LM" if family.seq2seq else "CAUSAL_LM"
+    names: Any = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
+    names[family.selective_type] = made.__name__
+    return made
 
 
 def register_configs() -> None:
     """Make `AutoConfig` know the types of selective configs; models follow when one of them is read."""
     for family in FAMILIES.values():
         AutoConfig.register(family.selective_type, config_class(family), exist_ok=True)
-
-
-def register_model(family: Family) -> None:
-    """Make `AutoModelForCausalLM`, the trainer and the pipelines know the selective models of a family."""
-    model: Any = model_class(family)
-    auto: Any = AutoModelForSeq2SeqLM if family.seq2seq else AutoModelForCausalLM
-    auto.register(config_class(family), model, exist_ok=True)
-    kind = "SEQ_TO_SEQ_CAUSAL_LM" if family.seq2seq else "CAUSAL_LM"
-    names: Any = getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES")
-    names[family.selective_type] = model.__name__
 
 
 def __getattr__(name: str) -> Any:

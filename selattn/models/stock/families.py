@@ -81,6 +81,8 @@ def family_of(model: Any) -> Family:
         known = ", ".join(each.model for each in FAMILIES.values())
         raise SelattnError(f"the attention of {type(model).__name__} is not understood: use one of {known}")
     check_config(model.config, type(model).__name__)
+    if not family.seq2seq and any(_looks_ahead(module, family) for module in model.modules()):
+        raise _not_causal(family.model, "is_causal=False in its layers")
     return family
 
 
@@ -88,6 +90,19 @@ def check_config(config: Any, name: str) -> None:
     """Raise for attention that a model of an understood family may have beside the one that is understood."""
     if getattr(config, "add_cross_attention", False):
         raise SelattnError(f"{name} with cross-attention is not understood: leave add_cross_attention out")
+    if getattr(config, "use_bidirectional_attention", None):
+        raise _not_causal(name, "use_bidirectional_attention")
+    if not getattr(config, "is_causal", True):
+        raise _not_causal(name, "is_causal=False")
+
+
+def _looks_ahead(module: Any, family: Family) -> bool:
+    return type(module).__name__ == family.attention and not getattr(module, "is_causal", True)
+
+
+def _not_causal(name: str, setting: str) -> SelattnError:
+    """Selection and eviction are of earlier tokens: the model would be made causal without a word."""
+    return SelattnError(f"{name} attends to later tokens ({setting}), and selective attention is causal: leave it out")
 
 
 def layer_windows(family: Family, config: Any) -> list[int | None]:

@@ -1,13 +1,18 @@
-"""Make a stock model selective in place, and standard again."""
+"""Make a stock model selective in place and standard again; or let it evict for a while, as it is."""
 
 from __future__ import annotations
 
 import copy
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
+from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
+from selattn.models.base import check_recomputing
 from selattn.models.form import NewForm
 from selattn.models.splitting import check_whole
 from selattn.models.stock.classes import config_class, family_of_config, model_class
@@ -18,6 +23,7 @@ from selattn.models.stock.settings import StockSettings
 from selattn.ops import Selection
 
 NEW = "new"
+_INSIDE = "_selattn_evicting"  # on a model inside `evicting`
 
 
 def make_selective(
@@ -44,6 +50,7 @@ def make_selective(
         raise SelattnError(f"{type(model).__name__} is selective already: use make_standard(model) first")
     if isinstance(model, nn.Module):
         check_whole(model)
+        check_recomputing(model)
     family = family_of(model)
     chosen = _settings(model.config, selection, strength, settings)
     config = copy.deepcopy(model.config)
@@ -73,6 +80,60 @@ def make_standard(model: Any) -> Any:
     return model
 
 
+@contextmanager
+def evicting(model: Any, budgets: Budgets | int | Sequence[int], policy: str | Policy = "tova") -> Iterator[None]:
+    """A context in which a stock model evicts: `forward` and `generate` keep at most K_l tokens in layer l.
+
+    The model is not trained and its class stays; after the context it is as before. Inside, its caches are of
+    selattn's kind: outside they are refused.
+
+    Args:
+        model: a causal language model or T5 of transformers, of a family that is understood (`FAMILIES`).
+        budgets: K_l, one number for all layers or one for each.
+        policy: which token is evicted when a layer is full: "h2o", "tova", "window+4", or a policy of your own that
+            needs no F.
+    """
+    if _is_selective(model):
+        raise SelattnError(
+            f"{type(model).__name__} is selective already: give cache_budgets to generate() or forward()"
+        )
+    if _INSIDE in vars(model):
+        raise SelattnError("this model evicts already: leave the inner evicting() out")
+    if replaced := [name for name in ("forward", "generate") if name in vars(model)]:
+        raise SelattnError(f"the model's {replaced[0]} was replaced, by hooks or a compiler: evict before that")
+    if budgets is None:
+        raise SelattnError("evicting() needs budgets: how many tokens each layer may keep")
+    configs = [(module, vars(module)["config"]) for module in model.modules() if "config" in vars(module)]
+    shadow = copy.copy(model)  # of the selective class, with the same modules and weights
+    try:
+        make_selective(shadow, selection=None)
+        chosen = Budgets.of(budgets)
+        shadow.limits(chosen, policy)  # refuses what does not fit the model
+        shadow.own_eviction = lambda: (chosen, policy)
+        for name in ("forward", "generate"):
+            setattr(model, name, _of_shadow(model, shadow, name))
+        setattr(model, _INSIDE, True)
+        yield
+    finally:
+        for name in ("forward", "generate", _INSIDE):
+            vars(model).pop(name, None)
+        if _is_selective(shadow):
+            shadow.unequip()
+        for module, config in configs:
+            module.config = config
+
+
+def _of_shadow(model: Any, shadow: Any, name: str) -> Any:
+    """A method of the shadow, for the model itself."""
+
+    @functools.wraps(getattr(type(model), name))
+    def call(*args: Any, **kwargs: Any) -> Any:
+        shadow.training = model.training
+        return getattr(shadow, name)(*args, **kwargs)
+
+    return call
+
+
 def _is_selective(model: Any) -> bool:
     return isinstance(model, StockBase)
 
@@ -94,10 +155,8 @@ def _settings(config: Any, selection: Any, strength: float, settings: dict[str, 
             raise SelattnError(f"head {max(selection.heads)} cannot select: the model has {heads} heads, from 0")
         if heads % len(selection.heads):
             raise SelattnError(f"{len(selection.heads)} masks cannot be shared out among {heads} heads: take a divisor")
-    if isinstance(strength, bool) or not 0 <= strength <= 1:
-        raise SelattnError(f"strength must be between 0 and 1, not {strength!r}")
     try:
-        return StockSettings(selection, form, float(strength), **settings)
+        return StockSettings(selection, form, float(strength) if type(strength) is int else strength, **settings)
     except TypeError as error:
         raise SelattnError(f"make_selective: {error}") from None
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from selattn.cache import NEVER, Budgets, Policy
+from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
+from selattn.models.base import Recomputing
 from selattn.models.causal_lm import next_tokens
-from selattn.models.evicting import Evicting, PrunedGeneration, selective_cache
-from selattn.models.inputs import Places, next_places, over_tokens, refuse_several, whole_places
+from selattn.models.evicting import Evicting, PrunedGeneration
 from selattn.models.kinds import AttentionKind
 from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
 from selattn.models.outputs import selective_output
+from selattn.models.passes import Pass, Told, begin, evicted_rows
 from selattn.models.seam import Description, LayerView, end_tokens
 from selattn.models.splitting import check_loading
-from selattn.models.stock.attention import NAME, PASS, Pass
+from selattn.models.stock.attention import NAME, PASS
 from selattn.models.stock.classes import family_of_config
-from selattn.models.stock.families import layer_windows
+from selattn.models.stock.families import check_config, layer_windows
 from selattn.models.stock.form import add_forms
 from selattn.models.stock.settings import StockSettings
-from selattn.ops import AuxRequest, checks
+from selattn.ops import Rules
 
 
-class StockBase(Evicting, PrunedGeneration):
+class StockBase(Evicting, PrunedGeneration, Recomputing):
     """What every model has that was made selective. It stands before a class of transformers."""
 
     config: Any
@@ -35,6 +37,7 @@ class StockBase(Evicting, PrunedGeneration):
     _shift_right: Callable[[Tensor], Tensor]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        check_config(config, type(self).__name__)
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]  # of the class that stands behind it
         self.equip()
 
@@ -54,23 +57,31 @@ class StockBase(Evicting, PrunedGeneration):
 
     @property
     def settings(self) -> StockSettings:
-        """What makes it selective."""
-        return StockSettings.from_dict(self.config.selattn)
+        """What makes it selective; the config is parsed again only after a change."""
+        parsed = self.__dict__.get("_selattn_parsed")
+        if parsed is None or parsed[0] != self.config.selattn:
+            parsed = (copy.deepcopy(self.config.selattn), StockSettings.from_dict(self.config.selattn))
+            self.__dict__["_selattn_parsed"] = parsed
+        settings: StockSettings = parsed[1]
+        return settings
+
+    def wants_cache(self) -> bool:
+        """Whether a pass that was not told makes a cache."""
+        return bool(self.config.use_cache) and not self.training
+
+    def _rules(self) -> Rules:
+        """What the config says of all layers."""
+        settings = self.settings
+        return Rules(settings.selection, settings.strength, tau=settings.memory_tau)
 
     def own_eviction(self) -> tuple[Budgets | None, str | Policy]:
         """Budgets and policy of the config."""
         return self.settings.budgets, self.settings.cache_policy
 
-    def eviction(
-        self, budgets: Budgets | int | Sequence[int] | None, policy: str | Policy | None
-    ) -> tuple[Budgets | None, Policy]:
-        """Budgets and policy that are in force; a model with no F has none by which a token could leave."""
-        chosen, found = super().eviction(budgets, policy)
-        if chosen is not None and found.needs_f and self.settings.selection is None:
-            raise SelattnError(
-                f"the policy {found.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4"
-            )
-        return chosen, found
+    @property
+    def selects(self) -> bool:
+        """Whether there is a selection."""
+        return self.settings.selection is not None
 
 
 class StockSelective(StockBase):
@@ -138,38 +149,31 @@ class StockSelective(StockBase):
         The output has `lm_loss`, `memory_loss`, `kept`, `f` and `evicted_at` beside what the stock model gives, where
         they are asked for. Nothing crosses a sequence's border, so the loss predicts nothing across it either.
         """
-        if selection_strength is not None:
-            checks.strength(selection_strength)
         if (input_ids is None) == (inputs_embeds is None):
             raise SelattnError("give exactly one of input_ids and inputs_embeds")
         given = input_ids if input_ids is not None else inputs_embeds
         assert given is not None
-        shape = (given.shape[0], given.shape[1])
-        cache = selective_cache(past_key_values)
-        past = 0 if cache is None else cache.get_seq_length()
-        places = self._places(shape, cache, past, attention_mask, position_ids, kwargs, given.device)
-        settings = self.settings
-        learns = labels is not None and settings.selection is not None and past == 0
-        whole = past == 0 and (torch.is_grad_enabled() or output_kept or output_evictions or learns)
-        if (output_kept or output_evictions) and not whole:
-            raise SelattnError("kept fractions and evictions are told of whole sequences: leave the cache out")
-        if cache is not None or self._wants_cache(use_cache):
-            if places.sequences is not None:
-                refuse_several(places.sequences)
-            cache = self.fitting_cache(cache, cache_budgets, cache_policy)
-        budgets, policy = self.limits(cache_budgets, cache_policy) if cache is None else (None, cache.policy)
-        now = Pass(
-            settings,
-            places.sequences,
-            None if cache is None else places.real,
-            whole=cache is None or whole,
-            budgets=budgets,
-            policy=policy,
-            strength=settings.strength if selection_strength is None else selection_strength,
-            wanted=AuxRequest(f=output_f, memory=output_kept or learns, weights=bool(output_attentions)),
+        told = (attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx"))
+        now = begin(
+            self,
+            (given.shape[0], given.shape[1]),
+            given.device,
+            Told(*told),
+            self._rules(),
+            strength=selection_strength,
+            cache=past_key_values,
+            use_cache=use_cache,
+            budgets=cache_budgets,
+            policy=cache_policy,
+            output_f=output_f,
+            output_kept=output_kept,
+            output_evictions=output_evictions,
+            output_attentions=output_attentions,
+            learns=labels is not None and self.settings.selection is not None,
+            backend=self.settings.backend,
         )
-        if labels is not None and places.sequences is not None:
-            kwargs["shift_labels"] = next_tokens(labels, places.sequences)
+        if labels is not None and now.sequences is not None:
+            kwargs["shift_labels"] = next_tokens(labels, now.sequences)
         if isinstance(logits_to_keep, Tensor) or logits_to_keep:
             kwargs["logits_to_keep"] = logits_to_keep
         more = {"num_items_in_batch": num_items_in_batch, "output_attentions": output_attentions}
@@ -178,40 +182,20 @@ class StockSelective(StockBase):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=cache,
+            past_key_values=now.cache,
             inputs_embeds=inputs_embeds,
             labels=labels,
-            use_cache=cache is not None,
+            use_cache=now.cache is not None,
             return_dict=True,
             **{PASS: now},
             **kwargs,
         )
         share = 1.0 if labels is None else share_of_labels(next_tokens(labels), num_items_in_batch)
-        result = add_results(result, now, given, share, output_f, output_evictions)
-        if output_attentions and cache is not None and not whole:
-            seen = (places.sequences, cache.layers[0].length, cache.get_seq_length())
-            result["attentions"] = tuple(over_tokens(each, *seen) for each in result.attentions)
+        result = add_results(result, now, self.settings.memory_epsilon, given, share)
+        if output_attentions:
+            result["attentions"] = now.over_tokens(result.attentions)
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
-
-    def _places(
-        self,
-        shape: tuple[int, int],
-        cache: Any,
-        past: int,
-        mask: Any,
-        positions: Any,
-        more: dict[str, Any],
-        device: Any,
-    ) -> Places:
-        told = (mask, positions, more.get("cu_seq_lens_q"), more.get("seq_idx"))
-        if cache is not None and past:
-            return next_places(shape, cache, past, *told)
-        return whole_places(shape, *told, device)
-
-    def _wants_cache(self, use_cache: bool | None) -> bool:
-        """Whether a pass that was given no cache makes one."""
-        return (self.config.use_cache and not self.training) if use_cache is None else use_cache
 
     def states(
         self,
@@ -259,18 +243,15 @@ class StockSelective(StockBase):
         return found
 
 
-def add_results(
-    stock: Any, now: Pass, given: Tensor, share: Tensor | float, output_f: bool, output_evictions: bool
-) -> Any:
+def add_results(stock: Any, now: Pass, epsilon: float, given: Tensor, share: Tensor | float) -> Any:
     """The stock model's output with what selection adds: the memory term in the loss, F, evictions.
 
     Args:
         stock: the output of the stock model; with a loss if there were labels.
-        now: what the layers found.
+        now: the pass, with what the layers found.
+        epsilon: of the memory term.
         given: [B, N, ...] the tokens that attended.
         share: of the labels of a whole step, which weighs this batch's memory term.
-        output_f: whether F is wanted.
-        output_evictions: whether evictions are wanted.
     """
     kind: Any = type(stock)
     result = selective_output(kind)(**stock)
@@ -282,16 +263,15 @@ def add_results(
         kept = kept_fractions(memory, given, now.sequences)
         result["kept"] = kept.detach()
         if result.get("loss") is not None:
-            term = memory_term(kept.to(result.loss.device), now.settings.memory_epsilon)
+            term = memory_term(kept.to(result.loss.device), epsilon)
             term = term * (share.to(term.device) if isinstance(share, Tensor) else share)
             result["memory_loss"] = term.detach()
-            if now.settings.memory_epsilon:
+            if epsilon:
                 result["loss"] = result.loss + term
-    if output_f:
+    if now.wanted.f:
         result["f"] = tuple(each.aux.f for each in found)
-    if output_evictions:
-        never = torch.full((given.shape[0], 1, given.shape[1]), NEVER, device=given.device)
-        result["evicted_at"] = tuple(never if each.evicted_at is None else each.evicted_at for each in found)
+    if now.evictions:
+        result["evicted_at"] = evicted_rows((each.evicted_at for each in found), given)
     return result
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from selattn.cache import Budgets
 from selattn.errors import SelattnError
+from selattn.models.config import check_settings
 from selattn.models.form import NewForm
 from selattn.ops import Selection
 
@@ -35,6 +36,9 @@ class StockSettings:
     cache_policy: str = "selective"
     backend: str = "auto"
 
+    def __post_init__(self) -> None:
+        check_settings(self)
+
     @property
     def budgets(self) -> Budgets | None:
         """K_l as an object."""
@@ -42,7 +46,7 @@ class StockSettings:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return asdict(self)
+        return {**asdict(self), "cache_budgets": None if self.budgets is None else self.budgets.to_json()}
 
     @classmethod
     def from_dict(cls, found: Any) -> StockSettings:

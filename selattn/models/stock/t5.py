@@ -10,22 +10,19 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache
 
 from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
-from selattn.models.evicting import selective_cache
-from selattn.models.inputs import Places, next_places, whole_places
 from selattn.models.kinds import AttentionKind
 from selattn.models.memory_loss import share_of_labels
+from selattn.models.passes import Told, begin
 from selattn.models.seam import Description
-from selattn.models.stock.attention import NAME, PASS, Pass
+from selattn.models.stock.attention import NAME, PASS
 from selattn.models.stock.form import add_forms
 from selattn.models.stock.model import StockBase, add_results
 from selattn.models.stock.settings import StockSettings
-from selattn.ops import AuxRequest, checks
 
 
 class PositionBias:
@@ -95,39 +92,31 @@ class T5Selective(StockBase):
         The loss is the mean over the labels that are not -100; what is padding in the decoder is told by
         `decoder_attention_mask` alone, since T5's first token is its padding token.
         """
-        if selection_strength is not None:
-            checks.strength(selection_strength)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self._shift_right(labels)
         given = decoder_input_ids if decoder_input_ids is not None else decoder_inputs_embeds
         if given is None:
             raise SelattnError("give decoder_input_ids, decoder_inputs_embeds or labels: the decoder reads these")
-        shape = (given.shape[0], given.shape[1])
-        kept = _own_cache(past_key_values)
-        past = 0 if kept is None else kept.get_seq_length()
-        places = self._places(shape, kept, past, decoder_attention_mask, given.device)
-        settings = self.settings
-        learns = labels is not None and settings.selection is not None and past == 0
-        whole = past == 0 and (torch.is_grad_enabled() or output_kept or output_evictions or learns)
-        if (output_kept or output_evictions) and not whole:
-            raise SelattnError("kept fractions and evictions are told of whole sequences: leave the cache out")
-        wanted = (self.config.use_cache and not self.training) if use_cache is None else use_cache
-        if kept is not None:
-            self.fitting_cache(kept, cache_budgets, cache_policy)
-        elif wanted:
-            past_key_values = self.new_cache(cache_budgets, cache_policy)
-            kept = past_key_values.self_attention_cache
-        budgets, policy = self.limits(cache_budgets, cache_policy) if kept is None else (None, kept.policy)
-        now = Pass(
-            settings,
-            places.sequences,
-            None if kept is None else places.real,
-            whole=kept is None or whole,
-            budgets=budgets,
-            policy=policy,
-            strength=settings.strength if selection_strength is None else selection_strength,
-            wanted=AuxRequest(f=output_f, memory=output_kept or learns, weights=bool(kwargs.get("output_attentions"))),
+        now = begin(
+            self,
+            (given.shape[0], given.shape[1]),
+            given.device,
+            Told(decoder_attention_mask),
+            self._rules(),
+            strength=selection_strength,
+            cache=_decoder_cache(past_key_values),
+            use_cache=use_cache,
+            budgets=cache_budgets,
+            policy=cache_policy,
+            output_f=output_f,
+            output_kept=output_kept,
+            output_evictions=output_evictions,
+            output_attentions=kwargs.get("output_attentions"),
+            learns=labels is not None and self.settings.selection is not None,
+            backend=self.settings.backend,
         )
+        if past_key_values is None and now.cache is not None:
+            past_key_values = EncoderDecoderCache(now.cache, DynamicCache())
         result = super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -138,7 +127,7 @@ class T5Selective(StockBase):
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
             labels=labels,
-            use_cache=kept is not None,
+            use_cache=now.cache is not None,
             return_dict=True,
             **{PASS: now},
             **kwargs,
@@ -147,14 +136,9 @@ class T5Selective(StockBase):
         if labels is not None:
             share = share_of_labels(labels, num_items_in_batch)
             result["loss"] = result.loss * share  # a step of several batches is the mean over all its labels
-        result = add_results(result, now, given, share, output_f, output_evictions)
+        result = add_results(result, now, self.settings.memory_epsilon, given, share)
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()
-
-    def _places(self, shape: tuple[int, int], cache: Any, past: int, mask: Tensor | None, device: Any) -> Places:
-        if cache is not None and past:
-            return next_places(shape, cache, past, mask, None, None, None)
-        return whole_places(shape, mask, None, None, None, device)
 
     def equip(self) -> None:
         """The decoder's self-attention gets our function, the position bias, and a selecting form if there is one."""
@@ -175,11 +159,11 @@ class T5Selective(StockBase):
             del module.__dict__["selattn_bias"]
 
 
-def _own_cache(cache: Any) -> Any:
+def _decoder_cache(cache: Any) -> Any:
     """The cache of the decoder's own tokens; None if there is no cache."""
     if cache is not None and not isinstance(cache, EncoderDecoderCache):
         raise SelattnError("T5 has an EncoderDecoderCache: make one with new_cache()")
-    return None if cache is None else selective_cache(cache.self_attention_cache)
+    return None if cache is None else cache.self_attention_cache
 
 
 def describe_t5(config: Any) -> Description:

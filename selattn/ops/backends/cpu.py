@@ -2,43 +2,41 @@
 
 Forward and backward in tiles, several threads, linear memory but for F at the first row of each block of queries.
 Columns that are dead for good are left out (see `csrc/attention/bounds.h`), so that time follows what is alive.
+
+A call becomes the problems of `csrc/attention/problem.h`, one for each mask and eviction order: heads that follow
+different masks, or see what different orders keep, have nothing to do with each other. So they become folds, rows of a
+larger batch, each with its share of the heads, which the library computes side by side. With one mask and one order
+there is one fold, and nothing of this costs anything. S of a fold comes from one of its own heads where that is the
+selecting one. Else it comes from a selecting form: a separate one, or the query and key of the selecting head as a form
+of their own; that costs one more product.
+
+Shapes: as in `selattn.ops.request`, and P folds.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selattn.ops import transforms
 from selattn.ops.backends import cpu_order, cpu_step
 from selattn.ops.backends.base import Backend
-from selattn.ops.backends.cpu_folds import (
-    Folds,
-    Form,
-    bias_fields,
-    bias_gradient,
-    folds_of,
-    form_fields,
-    form_of,
-    sum_bias,
-    until_of,
-    whole_bias,
-)
 from selattn.ops.backends.cpu_library import (
     BLOCK,
     DTYPES,
     call_library,
     cannot_hold,
     dense_rows,
+    form_of_type,
     integers,
     rules_fields,
 )
 from selattn.ops.operator import Came, Kernel, Operator, Saved, attend
 from selattn.ops.order import Order, OrderRequest, StepRequest
-from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Attention, Request
+from selattn.ops.rules import compute_dtype
 from selattn.ops.sequences import visible_pairs
 from selattn.utils import native
 from selattn.utils.structs import struct
@@ -69,7 +67,7 @@ class Cpu(Backend):
             return "it takes masks as sequences and windows only"
         if r.rules.pattern is not None:
             return "it has no sparse patterns"
-        if (wanted.final_f or r.initial_f is not None) and transforms.differentiated(r):
+        if (wanted.final_f or r.initial_f is not None) and r.needs_grad:
             return "it has no gradient through an initial or final F"
         return None
 
@@ -89,8 +87,173 @@ class Cpu(Backend):
         return cpu_step.step(request)
 
 
+class Form(NamedTuple):
+    """What selects in each fold, where none of its own heads does."""
+
+    query: Tensor  # [B, P, N, Ds]
+    key: Tensor  # [B, P, M, Ds]
+    scale: float
+    softcap: float
+    until: Tensor | None  # [B, P, M] the row from which a key is gone for it; None: as for the heads of the fold
+    bias: Tensor | None  # [B, P, N, M]
+    heads: Tensor | None  # [P] the selecting heads, if it is heads that select
+
+
+class Folds(NamedTuple):
+    """The shares of the heads."""
+
+    number: int  # P, a multiple of the number of masks
+    masks: int  # S, 1 if nothing selects
+    repeat: int  # folds, at least 1, that a key-value head has query heads in
+    heads: tuple[int, ...]  # [P] the selecting head of each, counted in the fold; below 0: a form selects
+
+    @property
+    def form(self) -> bool:
+        """Whether a form selects."""
+        return self.heads[0] < 0
+
+    @property
+    def each(self) -> int:
+        """Folds that follow one mask."""
+        return self.number // self.masks
+
+
+def folds_of(r: Request) -> Folds:
+    """The shares that the heads of a call have to be in."""
+    selection, heads, masks = r.rules.selection, r.query.shape[1], r.masks or 1
+    count = math.lcm(masks, 1 if r.until is None else r.until.shape[1])
+    share, own = heads // count, (0,) * count
+    if selection is not None:
+        # A head of its own selects in every fold, or in none.
+        own = (-1,) * count
+        if r.selection_query is None and count == masks:
+            first = tuple([head - fold * share for fold, head in enumerate(selection.heads)])
+            own = first if min(first) >= 0 and max(first) < share else own
+    return Folds(count, masks, math.lcm(r.key.shape[1], count) // r.key.shape[1], own)
+
+
+def until_of(r: Request, folds: Folds) -> Tensor | None:
+    """[B, P, M] the row from which a key is gone for the heads of a fold."""
+    if r.until is None:
+        return None
+    batch, orders, keys = r.query.shape[0], r.until.shape[1], r.key.shape[2]
+    each = r.until.to(torch.int64).expand(batch, orders, keys)
+    return each.repeat_interleave(folds.number // orders, 1).contiguous()
+
+
+def form_of(r: Request, folds: Folds) -> Form | None:
+    """What selects in the place of the folds' own heads."""
+    selection = r.rules.selection
+    if selection is None or not folds.form:
+        return None
+    until = until_of(r, folds)
+    if r.selection_query is not None and r.selection_key is not None:
+        query, key = (
+            form_of_type(x, r.query).repeat_interleave(folds.each, 1) for x in (r.selection_query, r.selection_key)
+        )
+        hidden = _hidden(r, folds, until)
+        if until is not None:  # it may select what any head of its mask sees
+            until = until.unflatten(1, (folds.masks, -1)).amax(2).repeat_interleave(folds.each, 1).contiguous()
+        return Form(query, key, query.shape[-1] ** -0.5, 0.0, until, hidden, None)
+    heads = torch.tensor(selection.heads).repeat_interleave(folds.each)
+    group = heads // (r.query.shape[1] // r.key.shape[1])
+    if until is not None:
+        until = until[:, heads // (r.query.shape[1] // folds.number)].contiguous()
+    bias = r.bias
+    if bias is not None:
+        bias = (bias[:, heads] if bias.shape[1] > 1 else bias).expand(-1, folds.number, -1, -1)
+        bias = bias.expand(r.query.shape[0], folds.number, r.query.shape[2], r.key.shape[2])
+    return Form(r.query[:, heads], r.key[:, group], r.scale, r.rules.softcap or 0.0, until, bias, heads)
+
+
+def form_fields(form: Form | None) -> dict[str, Any]:
+    """The fields of the form."""
+    if form is None:
+        return _NO_FORM
+    query, key = dense_rows(form.query), dense_rows(form.key)
+    return {
+        "form_size": query.shape[-1],
+        "form_dtype": DTYPES[query.dtype],
+        "form_scale": form.scale,
+        "form_softcap": form.softcap,
+        "form_query": query,
+        "form_key": key,
+        "form_query_stride": query,
+        "form_key_stride": key,
+        "form_until": form.until,
+        **bias_fields("form_bias", form.bias),
+    }
+
+
+def bias_fields(name: str, bias: Tensor | None) -> dict[str, Any]:
+    """The fields of a bias [B, heads, N, M], or of a gradient; broadcast dimensions have a stride of 0."""
+    key = 0 if bias is None else bias.stride(-1)
+    return {name: bias, f"{name}_stride": bias, f"{name}_key": key}
+
+
+_NO_FORM = {
+    **dict.fromkeys(("form_query", "form_key", "form_query_stride", "form_key_stride", "form_until")),
+    **dict.fromkeys(("form_size", "form_dtype", "form_scale", "form_softcap"), 0),
+    **bias_fields("form_bias", None),
+}
+
+
+def whole_bias(r: Request, bias: Tensor, heads: int) -> Tensor:
+    """[B, heads, N, M] without a copy, unless it is of another type."""
+    exact = bias.to(compute_dtype(r.query.dtype))
+    return exact.expand(r.query.shape[0], heads, r.query.shape[2], r.key.shape[2])
+
+
+def bias_gradient(r: Request, heads: int, each: bool) -> Tensor:
+    """Zeros that the gradient of the bias is added to: summed up where the bias is broadcast and one thread does it.
+
+    `each`: every head is to have its own.
+    """
+    assert r.bias is not None
+    (_, own, rows, keys), exact = r.bias.shape, compute_dtype(r.query.dtype)
+    keys = r.key.shape[2] if keys > 1 else 1
+    rows = r.query.shape[2] if rows > 1 or keys == 1 else 1
+    return r.query.new_zeros(r.query.shape[0], heads if each or own > 1 else 1, rows, keys, dtype=exact)
+
+
+def sum_bias(r: Request, d_bias: Tensor, d_form_bias: Tensor | None, heads: Tensor | None) -> Tensor:
+    """The gradient of the bias, in its shape: of all heads, and of the selecting ones as a form [B, P, ...]."""
+    assert r.bias is not None
+    shape = r.bias.shape
+
+    def summed(x: Tensor) -> Tensor:
+        over = [dim for dim in (0, 2, 3) if shape[dim] == 1 and x.shape[dim] > 1]
+        x = x.sum(over, keepdim=True) if over else x
+        return x if shape[1] > 1 else x.sum(1, keepdim=True)
+
+    found = summed(d_bias)
+    if d_form_bias is None or heads is None:
+        return found
+    part = summed(d_form_bias)
+    return found.index_add(1, heads, part) if shape[1] > 1 else found + part
+
+
+def _hidden(r: Request, folds: Folds, until: Tensor | None) -> Tensor | None:
+    """[B, P, N, M] 0, and -inf for what a bias hides from all heads of a mask; None if it hides nothing."""
+    if r.bias is None:
+        return None
+    hides = r.bias == -torch.inf
+    if not bool(hides.any()):
+        return None
+    if (
+        hides.shape[1] > 1 and until is not None and folds.each > 1
+    ):  # what one order keeps, the bias may hide from its heads
+        rows = torch.arange(r.offset, r.key.shape[2], device=hides.device)[:, None]
+        gone = rows >= until.repeat_interleave(r.query.shape[1] // folds.number, 1).unsqueeze(-2)
+        hides = hides | gone
+    if hides.shape[1] > 1:
+        hides = hides.unflatten(1, (folds.masks, -1)).all(2).repeat_interleave(folds.each, 1)
+    found = torch.zeros_like(hides, dtype=compute_dtype(r.query.dtype)).masked_fill(hides, -torch.inf)
+    return whole_bias(r, found, folds.number)
+
+
 class Results(NamedTuple):
-    """What the forward pass gives; empty for what was not asked for. P folds: see `selattn.ops.backends.cpu_folds`."""
+    """What the forward pass gives; empty for what was not asked for."""
 
     output: Tensor  # [B, H, N, Dv]
     lse: Tensor  # [B, H, N]
@@ -101,11 +264,9 @@ class Results(NamedTuple):
     living: Tensor  # [B] the share of the visible pairs that was computed
 
 
-def _shapes(r: Request) -> Results:
-    return _empty_results(r, folds_of(r))
-
-
-def _empty_results(r: Request, folds: Folds) -> Results:
+def _shapes(r: Request, folds: Folds | None = None) -> Results:
+    """Empty tensors for them."""
+    folds = folds or folds_of(r)
     empty, exact = r.query.new_empty, compute_dtype(r.query.dtype)
     batch, heads, rows = r.query.shape[:3]
     keys = r.key.shape[2]
@@ -124,7 +285,7 @@ def _empty_results(r: Request, folds: Folds) -> Results:
 
 def _forward(r: Request) -> Results:
     folds = folds_of(r)
-    found = _empty_results(r, folds)
+    found = _shapes(r, folds)
     pairs = torch.zeros(r.query.shape[0], folds.number, dtype=torch.int64) if r.wanted.living else None
     # The library gives M and F of every fold; those of one mask are the same.
     of_folds = {}
@@ -229,9 +390,9 @@ def _run(function: str, r: Request, folds: Folds, form: Form | None, results: di
     """Call the library, which writes to the results."""
     if r.query.shape[0] == 0:
         return
-    query, key, value = (dense_rows(x) for x in (r.query, r.key, r.value))
+    query, key, value = dense_rows(r.query), dense_rows(r.key), dense_rows(r.value)
     (batch, heads, rows, size), (groups, keys, value_size) = query.shape, value.shape[1:]
-    bias = None if r.bias is None else whole_bias(r, r.bias, heads)
+    bias, exact = None if r.bias is None else whole_bias(r, r.bias, heads), compute_dtype(r.query.dtype)
     fields = {
         "B": batch * folds.number,
         "H": heads // folds.number,
@@ -262,17 +423,12 @@ def _run(function: str, r: Request, folds: Folds, form: Form | None, results: di
         "tolerance": r.rules.tolerance,
         "start": None if r.start is None else r.start[:, None].expand(batch, folds.number, keys).contiguous(),
         "until": until_of(r, folds),
-        "initial_f": _initial_f(r, folds),
+        "initial_f": None
+        if r.initial_f is None
+        else r.initial_f.to(exact).repeat_interleave(folds.each, 1).contiguous(),
         **results,
     }
     call_library(function, struct("Problem").pack(**fields), who="attention", smaller="a shorter context")
-
-
-def _initial_f(r: Request, folds: Folds) -> Tensor | None:
-    """[B, P, M] F with which the first query begins."""
-    if r.initial_f is None:
-        return None
-    return r.initial_f.to(compute_dtype(r.query.dtype)).repeat_interleave(folds.each, 1).contiguous()
 
 
 OPERATOR = Operator(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from selattn.errors import SelattnError
 from selattn.ops.order import Ranking
-from selattn.ops.precision import compute_dtype
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Rules, compute_dtype
 from selattn.ops.selection import Selection
 from selattn.utils import native
 from selattn.utils.structs import constant
@@ -30,8 +29,9 @@ def cannot_hold(query: Tensor, *others: Tensor | None) -> str | None:
         return f"it runs on the CPU, not on {query.device.type}"
     if query.dtype not in DTYPES:
         return f"it takes fp32, fp64 and bf16, not {query.dtype}"
-    if any(x is not None and x.shape[3] > LARGEST_HEAD for x in (query, *others)):
-        return f"its heads have at most {LARGEST_HEAD} features"
+    for x in (query, *others):
+        if x is not None and x.shape[3] > LARGEST_HEAD:
+            return f"its heads have at most {LARGEST_HEAD} features"
     return None
 
 

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import transforms
-from selattn.ops.arguments import Arguments
 from selattn.ops.backends import plain_order
 from selattn.ops.backends.cpu_library import (
     DTYPES,
@@ -23,9 +21,10 @@ from selattn.ops.backends.cpu_library import (
     rules_fields,
 )
 from selattn.ops.backends.plain_order import Strip
+from selattn.ops.operator import Arguments, in_transform, node
 from selattn.ops.order import Order, OrderRequest, Ranking, orders_of_masks
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules, position_bias
-from selattn.ops.tokens import Tokens
 from selattn.utils.structs import struct
 
 
@@ -52,7 +51,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     have no memory that it could read: there the order is found in plain PyTorch.
     """
     policy, tokens, rules = request.policy, request.tokens, request.rules
-    if transforms.in_transform():
+    if in_transform():
         return plain_order.order(request)
     if refusal(tokens, rules):
         if torch.compiler.is_exporting():
@@ -133,21 +132,14 @@ def _from_keys(call: Call) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return *found, call.before.score.new_empty(0) if scores is None else scores
 
 
-ARGUMENTS = Arguments(Call)
-NODE = torch.library.custom_op(
-    "selattn::eviction_order",
-    lambda *args: _from_keys(ARGUMENTS.build(args)),
-    mutates_args=(),
-    schema=f"({ARGUMENTS.schema}) -> (Tensor, Tensor, Tensor, Tensor)",
-)
-
-
-@NODE.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    call = ARGUMENTS.build(args)
+def _shapes(call: Call) -> tuple[Tensor, ...]:
     score = call.before.score
     scores = score.new_empty(call.query.shape[2], *score.shape) if call.history else score.new_empty(0)
     return (*(torch.empty_like(x, memory_format=torch.contiguous_format) for x in call.before), scores)
+
+
+ARGUMENTS = Arguments(Call)
+NODE = node("eviction_order", ARGUMENTS, _from_keys, _shapes, results=4)
 
 
 def order_of_strip(

@@ -31,8 +31,8 @@ def step_refusal(request: StepRequest) -> str | None:
         return f"it does not know the policy {policy.name!r}"
     if policy.leaves_early:
         return f"it keeps no slot free, as the policy {policy.name!r} does"
-    if policy.needs_weights:
-        return f"it keeps no scores, which the policy {policy.name!r} needs"
+    if policy.needs_weights and policy.compiled() is None:
+        return f"it does not know the scores of the policy {policy.name!r}"
     if slots.f.shape[1] and slots.f.shape[2] > 1:
         return "it has no masks that select in the eviction orders of others"
     form = request.tokens.selection_query
@@ -44,10 +44,10 @@ def step_refusal(request: StepRequest) -> str | None:
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the slots are written to."""
     slots, tokens, rules = request.slots, request.tokens, request.rules
-    keys, values, position, f, length = slots.keys, slots.values, slots.position, slots.f, slots.length
-    assert keys is not None
-    assert values is not None
-    assert all(x.is_contiguous() for x in (keys, values, position, f, length))
+    keys, values, position, f = slots.keys, slots.values, slots.position, slots.f
+    form_keys, score = slots.selection_keys, slots.score if request.policy.needs_weights else None
+    for x in (keys, values, position, f, score, form_keys):
+        assert x is None or x.shape[0] == 0 or x[0].is_contiguous()
     query, key, value = (dense_rows(x) for x in (tokens.query, tokens.key, tokens.value))
     real = None if tokens.real is None else tokens.real.contiguous()
     batch, heads, _, size = query.shape
@@ -55,10 +55,9 @@ def step(request: StepRequest) -> Tensor:
     out = query.new_empty(batch, heads, 1, value_size) if real is None else query.new_zeros(batch, heads, 1, value_size)
     bias = None if rules.bias is None else _bias(request)
     number, parameter = policy_number(request.policy)
-    selection, form_keys = rules.selection, slots.selection_keys
+    selection = rules.selection
     form: tuple[Tensor | None, Tensor | None] = (None, None)
     if tokens.selection_query is not None and tokens.selection_key is not None and form_keys is not None:
-        assert form_keys.is_contiguous()
         form = (dense_rows(tokens.selection_query), dense_rows(tokens.selection_key))
     heads_that_select = integers(selection.heads) if selection is not None and form_keys is None else None
     packed = struct("Step").pack(
@@ -82,11 +81,19 @@ def step(request: StepRequest) -> Tensor:
         query_stride=query,
         key_stride=key,
         value_stride=value,
+        rows=request.rows,
         keys=keys,
         values=values,
         position=position,
         f=None if selection is None else f,
-        length=length,
+        score=score,
+        keys_row=keys.stride(0),
+        values_row=values.stride(0),
+        position_row=position.stride(0),
+        f_row=f.stride(0),
+        score_row=0 if score is None else score.stride(0),
+        form_keys_row=0 if form_keys is None else form_keys.stride(0),
+        length=request.length,
         real=real,
         **rules_fields(rules, query),
         bias=bias,
@@ -102,10 +109,12 @@ def step(request: StepRequest) -> Tensor:
 
 def _bias(request: StepRequest) -> Tensor | None:
     """[B, H, 1, C + 1] of the slots as they are, and behind them of the new token: its slot is not known yet."""
-    slots, query, orders = request.slots, request.tokens.query, request.slots.position.shape[1]
+    query, position = request.tokens.query, request.slots.position
+    position = position if request.rows is None else position[request.rows]
+    orders = position.shape[1]
     shared, each = query.shape[1] // orders, []
     for p in range(orders):
-        at = torch.cat([slots.position[:, p, : request.used].long(), slots.length[:, None]], -1)
+        at = torch.cat([position[:, p, : request.used].long(), request.length[:, None]], -1)
         found = position_bias(request.rules, query, at)
         if found is None:
             return None

@@ -6,17 +6,20 @@ taken wherever a name is.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from selattn.errors import SelattnError
-from selattn.ops import autocast, transforms
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.chunked import Chunked
 from selattn.ops.backends.cpu import Cpu
 from selattn.ops.backends.reference import Reference
-from selattn.ops.backends.sdpa import Sdpa, plain_causal
+from selattn.ops.backends.sdpa import Sdpa
 from selattn.ops.backends.triton import Triton, selfcheck
+from selattn.ops.operator import in_transform
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 from selattn.utils.suggest import unknown
@@ -49,17 +52,27 @@ def find_backend(backend: str | Backend) -> Backend:
     return BACKENDS[backend]
 
 
+def cast(*tensors: Any) -> tuple[Any, ...]:
+    """Under autocast: the inputs in its dtype, as `scaled_dot_product_attention` takes them; fp64 is left alone."""
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):  # "meta" has none, and asking is an error
+        return tensors
+    low = torch.get_autocast_dtype(device)
+    half = (torch.float32, torch.bfloat16, torch.float16)
+    return tuple(x.to(low) if x is not None and x.dtype in half else x for x in tensors)
+
+
 def attend(request: Request, backend: str | Backend) -> Attention:
-    """Run the request on that backend, under autocast in its dtype."""
+    """Run the request on that backend, under autocast in its dtype; from here on it is off, so that F stays in fp32."""
     wanted = request.wanted.of(request.rules)
     if wanted is not request.wanted:
         request = request._replace(wanted=wanted)
     device = request.query.device.type
-    if not autocast.is_on(device):
+    if device == "meta" or not torch.is_autocast_enabled(device):
         return _attend(request, backend)
     names = ("query", "key", "value", "selection_query", "selection_key")
-    inputs = autocast.cast(*(getattr(request, name) for name in names))
-    with autocast.off(device):
+    inputs = cast(*(getattr(request, name) for name in names))
+    with torch.autocast(device, enabled=False):
         return _attend(request._replace(**dict(zip(names, inputs, strict=True))), backend)
 
 
@@ -81,7 +94,14 @@ def _attend(request: Request, backend: str | Backend) -> Attention:
 def _refusal(backend: Backend, request: Request) -> str | None:
     """Why a backend cannot do it here; None if it can."""
     reason = backend.unavailable() or backend.refusal(request)
-    return reason or (None if backend.plain else transforms.refusal(request))
+    if reason is None and not backend.plain and _transformed():
+        return "it has plain backward passes only, no torch.func and no dual numbers"
+    return reason
+
+
+def _transformed() -> bool:
+    """Whether derivatives are taken in a way that only PyTorch's own operators know: others would give a silent 0."""
+    return in_transform() or forward_ad._current_level >= 0
 
 
 def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor | None]:
@@ -140,7 +160,7 @@ def _cannot(backend: Backend, reason: str, able: list[str]) -> SelattnError:
 def choose(request: Request) -> str:
     """What "auto" means for attention, the first that applies.
 
-    The attention weights or a forward-mode derivative are wanted: `reference`, the only one that has them.
+    The attention weights, torch.func or a forward-mode derivative are wanted: `reference`, the only one that has them.
     On the CPU, everything that it can do: `cpu`, the compiled kernel, the fastest at nearly every length measured.
     Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
     On CUDA devices, everything that it can do: `triton`, once it has passed its self-check on the device.
@@ -151,14 +171,13 @@ def choose(request: Request) -> str:
 
 def _choose(request: Request) -> tuple[Backend, str | None]:
     """The backend, and why it cannot do it after all; None if it can."""
-    found = BACKENDS["reference"]
-    if request.wanted.weights or transforms.refusal(request) is not None:
-        return found, _refusal(found, request)
-    cpu = BACKENDS["cpu"]
-    if not (cpu.unavailable() or cpu.refusal(request)):  # transforms have been looked at
+    if request.wanted.weights or _transformed():
+        return BACKENDS["reference"], _refusal(BACKENDS["reference"], request)
+    cpu, sdpa = BACKENDS["cpu"], BACKENDS["sdpa"]
+    if not (cpu.unavailable() or cpu.refusal(request)):
         return cpu, None
-    if plain_causal(request) and _refusal(BACKENDS["sdpa"], request) is None:
-        return BACKENDS["sdpa"], None
+    if not (sdpa.unavailable() or sdpa.refusal(request)):
+        return sdpa, None
     if request.query.device.type == "cuda" and not TRITON.refusal(request) and _trusted(request.query):
         return TRITON, _refusal(TRITON, request)
     return BACKENDS["chunked"], _refusal(BACKENDS["chunked"], request)

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.ops.backends.tile import by_group, products, soft_capped
-from selattn.ops.order import Kept, Slots, StepRequest, victim
-from selattn.ops.patterns import pattern_visible
-from selattn.ops.rules import PositionBias, Rules, position_bias
+from selattn.ops.order import Kept, StepRequest, victim
+from selattn.ops.request import Tokens
+from selattn.ops.rules import PositionBias, Rules, pattern_visible, position_bias
 from selattn.ops.selection import constrain
 from selattn.ops.selection import step as accumulate_step
-from selattn.ops.tokens import Tokens
 
 
 def step(request: StepRequest) -> Tensor:
-    """The output [B, H, 1, Dv] of the query; the token that leaves is overwritten."""
+    """The output [B, H, 1, Dv] of the query; the evicted token is overwritten."""
+    if request.rows is not None:
+        return _step_of_rows(request, request.rows)
     orders = request.slots.position.shape[1]
     if orders > 1 and request.rules.selection is not None:
         return torch.cat([_step(_order(request, p, orders)) for p in range(orders)], 1)
@@ -35,14 +36,23 @@ class _Part(NamedTuple):
     f: Tensor
     score: Tensor
     selection_keys: Tensor | None
-    length: Tensor
+
+
+def _step_of_rows(request: StepRequest, rows: Tensor) -> Tensor:
+    """Some rows of a pool, copied out and back."""
+    slots = request.slots
+    all_of = (slots.keys, slots.values, slots.position, slots.f, slots.score, slots.selection_keys)
+    part = _Part(*(None if x is None else x[rows] for x in all_of))  # type: ignore[arg-type]
+    output = step(request._replace(slots=part, rows=None))
+    for x, changed in zip(all_of, part, strict=True):
+        if x is not None and changed is not None:
+            x[rows] = changed
+    return output
 
 
 def _order(request: StepRequest, p: int, orders: int) -> StepRequest:
     """One order of several that have nothing to do with each other, alone: its heads and its masks."""
     slots, tokens, rules, selection = request.slots, request.tokens, request.rules, request.rules.selection
-    assert slots.keys is not None
-    assert slots.values is not None
     assert selection is not None
     assert slots.f.shape[2] == 1, "masks that select in the orders of others are not decoded step by step"
 
@@ -68,16 +78,13 @@ def _order(request: StepRequest, p: int, orders: int) -> StepRequest:
         part(slots.f),
         part(slots.score),
         stored,
-        slots.length,
     )
-    return request._replace(tokens=mine, rules=rules, slots=cast("Slots", kept))
+    return request._replace(tokens=mine, rules=rules, slots=kept)
 
 
 def _step(request: StepRequest) -> Tensor:
     slots, rules, used = request.slots, request.rules, request.used
-    assert slots.keys is not None
-    assert slots.values is not None
-    query, now = request.tokens.query, slots.length[:, None]  # the new token's position
+    query, now = request.tokens.query, request.length[:, None]  # the new token's position
     _write(request, _free_slot(request), now)
     keys, values, position = slots.keys[..., :used, :], slots.values[..., :used, :], slots.position[..., :used]
 
@@ -126,8 +133,6 @@ def _free_slot(request: StepRequest) -> Tensor:
 def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
     """Put the new token into its slot; nothing of the old one stays. A row that sits out is left as it is."""
     slots, tokens, real = request.slots, request.tokens, request.tokens.real
-    assert slots.keys is not None
-    assert slots.values is not None
 
     def put(stored: Tensor, dim: int, at: Tensor, new: Tensor | float) -> None:
         if real is None:

@@ -1,6 +1,6 @@
 """Selective attention, plain: the whole matrix, line by line as in the paper. The truth that the others are held to.
 
-Output = softmax(Q K^T / sqrt(d) - F) V, with F = Accumulate(Constrain(S)). The two products are over what a row sees.
+Output = softmax(Q K^T / sqrt(d) - F) V, with F = Accumulate(Constrain(S)).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.ops.backends.base import Backend
-from selattn.ops.backends.seen import seen_logits, seen_product
 from selattn.ops.backends.tile import (
     by_mask,
     may_select,
@@ -20,8 +19,8 @@ from selattn.ops.backends.tile import (
     visible,
     whole,
 )
-from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Attention, AuxOutput, Request
+from selattn.ops.rules import compute_dtype
 from selattn.ops.selection import accumulate, constrain, memory
 
 
@@ -31,33 +30,34 @@ class Reference(Backend):
     name = "reference"
 
     def attend(self, request: Request) -> Attention:
+        request = request.without_padding()
         dtype = compute_dtype(request.query.dtype)
         query, shared = request.query.to(dtype), request.query.shape[1] // request.key.shape[1]
         key, value = (x.to(dtype).repeat_interleave(shared, 1) for x in (request.key, request.value))
         seen = visible(request, whole(request))
 
-        logits = soft_capped(seen_logits(query, key, seen) * request.scale, request.rules.softcap)
+        logits = soft_capped(query @ key.mT * request.scale, request.rules.softcap)
         if request.bias is not None:
             logits = logits + request.bias.to(dtype)
 
         F, M, final_f, selection = None, None, None, request.rules.selection
         if selection is not None:
             from_head = request.selection_query is None
-            S = logits[:, list(selection.heads)] if from_head else selecting_logits(request, whole(request), seen)
+            S = logits[:, list(selection.heads)] if from_head else selecting_logits(request, whole(request))
             S = constrain(S, may_select(request, whole(request), seen), selection.relu, request.strength)
             F, final_f = accumulate(S, request.initial_f, selection.shift)
             logits = (by_mask(logits, request.masks) - F.unsqueeze(2)).flatten(1, 2)
             M = memory(F, seen_by_selection(request, seen), request.rules.tau) if request.wanted.memory else None
 
         weights = masked_softmax(logits, seen)
-        mixed = seen_product(nnf.dropout(weights, request.rules.dropout_p), value, seen)
+        mixed = nnf.dropout(weights, request.rules.dropout_p) @ value
         aux = AuxOutput(
             f=F if request.wanted.f else None,
             memory=M,
             final_f=final_f if request.wanted.final_f else None,
             weights=weights if request.wanted.weights else None,
         )
-        return Attention(mixed.to(request.query.dtype), aux)
+        return Attention(mixed.masked_fill(~seen.any(-1, keepdim=True), 0.0).to(request.query.dtype), aux)
 
 
 def masked_softmax(logits: Tensor, seen: Tensor) -> Tensor:

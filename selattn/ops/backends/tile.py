@@ -11,10 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from selattn.ops.backends.seen import seen_logits
-from selattn.ops.patterns import pattern_visible
-from selattn.ops.precision import compute_dtype
 from selattn.ops.request import Request
+from selattn.ops.rules import compute_dtype, pattern_visible
 from selattn.ops.selection import constrain
 from selattn.ops.sequences import positions
 
@@ -120,21 +118,17 @@ def head_logits(request: Request, t: Tile) -> Tensor:
     return logits if request.bias is None else logits + cut(request.bias, t).to(dtype)
 
 
-def selecting_logits(request: Request, t: Tile, seen: Tensor) -> Tensor:
-    """[B, S, n, m] the logits that S is made of: the selecting heads', or the separate bilinear form.
-
-    `seen` is `visible` of the same tile.
-    """
+def selecting_logits(request: Request, t: Tile) -> Tensor:
+    """[B, S, n, m] the logits that S is made of: the selecting heads', or the separate bilinear form."""
     assert request.rules.selection is not None
-    dtype = compute_dtype(request.query.dtype)
-    rows, cols, by_selection = slice(t.r0, t.r1), slice(t.c0, t.c1), seen_by_selection(request, seen)
+    dtype, rows, cols = compute_dtype(request.query.dtype), slice(t.r0, t.r1), slice(t.c0, t.c1)
     if request.selection_query is not None and request.selection_key is not None:
         query, key = request.selection_query[..., rows, :].to(dtype), request.selection_key[..., cols, :].to(dtype)
-        return seen_logits(query, key, by_selection) * separate_scale(request)
+        return query @ key.mT * separate_scale(request)
     heads, shared = list(request.rules.selection.heads), request.query.shape[1] // request.key.shape[1]
     query = request.query[:, heads, rows].to(dtype)
     key = request.key[:, [head // shared for head in heads], cols].to(dtype)
-    logits = soft_capped(seen_logits(query, key, by_selection) * request.scale, request.rules.softcap)
+    logits = soft_capped(query @ key.mT * request.scale, request.rules.softcap)
     if request.bias is None:
         return logits
     bias = request.bias[:, heads] if request.bias.shape[1] > 1 else request.bias
@@ -145,7 +139,7 @@ def selected(request: Request, t: Tile, seen: Tensor) -> Tensor:
     """[B, S, n, m] the constrained S of a tile."""
     assert request.rules.selection is not None
     allowed = may_select(request, t, seen)
-    return constrain(selecting_logits(request, t, seen), allowed, request.rules.selection.relu, request.strength)
+    return constrain(selecting_logits(request, t), allowed, request.rules.selection.relu, request.strength)
 
 
 def separate_scale(request: Request) -> float:

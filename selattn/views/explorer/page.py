@@ -38,19 +38,21 @@ class Page:
 
     Attributes:
         traces: what it shows, a model each.
+        view: which view it opens with if its address names none, as the address bar has it behind the #.
     """
 
     traces: tuple[Trace, ...]
+    view: str = ""
 
-    def html(self, serve: bool = False, view: str = "") -> str:
+    def html(self, serve: bool = False, view: str | None = None) -> str:
         """The whole file.
 
         Args:
             serve: show a place to type new text, for a page that a server gives.
-            view: which view it opens with if its address names none.
+            view: another view to open with.
         """
         header, blobs = self.parts(serve)
-        header["view"] = view
+        header["view"] = self.view if view is None else view
         held = {
             **_static(),
             "header": json.dumps(header).replace("<", "\\u003c"),  # no text of a user's can end the element
@@ -82,7 +84,7 @@ class Page:
             raise SelattnError(
                 f"the page would have {size / 1e6:.0f} MB, and {MOST_BYTES / 1e6:.0f} is the most: show fewer tokens"
             )
-        return {"subjects": subjects, "serve": serve, "bytes": size}, blobs
+        return {"subjects": subjects, "serve": serve, "bytes": size, "view": self.view}, blobs
 
     def save(self, path: str | Path) -> Path:
         """Write the page, whole or not at all."""
@@ -90,11 +92,11 @@ class Page:
         write_text(path, self.html())
         return path
 
-    def frame(self, view: str = "", height: int = 720) -> str:
+    def frame(self, view: str | None = None, height: int = 720) -> str:
         """An element for another page: a frame of its own, which can reach nothing of what is around it.
 
         Args:
-            view: which view it opens with, as the address bar has it behind the #.
+            view: another view to open with.
             height: in pixels.
         """
         inside = html.escape(self.html(view=view), quote=True)
@@ -126,6 +128,7 @@ def explore(
     budgets: Sequence[int] | None = None,
     also: Sequence[Run] = (),
     limit: int | None = None,
+    view: str = "",
     progress: Progress | None = None,
 ) -> Page:
     """Run models on a text, with and without budgets, and make the page of it.
@@ -137,12 +140,14 @@ def explore(
         budgets: the grid, K the same in every layer; by default powers of 2 below the number of tokens.
         also: further budgets that differ between layers, each with its policy.
         limit: at most so many tokens.
+        view: which view it opens with: `w=h2o&k=32` has H2O evict with 32 tokens in each layer.
         progress: is told how many forwards are done; None shows nothing.
     """
     models: Sequence[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
     if not 1 <= len(models) <= 2:
         raise SelattnError(f"one model is shown, or two are compared, not {len(models)}")
-    return Page(tuple(_shown(each, text, policies, budgets, also, limit, progress or Progress()) for each in models))
+    shown = tuple(_shown(each, text, policies, budgets, also, limit, progress or Progress()) for each in models)
+    return Page(shown, view)
 
 
 def check_size(tokens: int, layers: int) -> None:

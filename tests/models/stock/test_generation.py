@@ -1,11 +1,16 @@
 """`generate()` of a model that was made selective: every way of decoding gives what a full forward gives."""
 
+import copy
+import pickle
+
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, pipeline
 
 import selattn
 from selattn.errors import SelattnError
+from tests.conversion.tiny import llama_folder
+from tests.evaluation.folders import model_folder
 from tests.models.stock.families import greedy, tiny, tokens
 
 PRUNED = {"cache_budgets": [6, 11]}
@@ -108,3 +113,22 @@ def test_a_model_that_selects_nothing_has_the_other_policies():
     model.generate(ids, max_new_tokens=8, do_sample=False, cache_budgets=6, cache_policy="tova")
     with pytest.raises(SelattnError, match="needs F"):
         model.generate(ids, max_new_tokens=8, cache_budgets=6)
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_pipeline_takes_model_and_tokenizer_as_they_are(ours, tmp_path, capfd):
+    """What `load` gives, of our decoder and of a stock model, without a word about models that are not supported."""
+    model_folder(tmp_path / "ours") if ours else llama_folder(tmp_path / "stock")
+    found = selattn.load(tmp_path / ("ours" if ours else "stock"))
+    model, tokens = found.model, found.tokenizer
+    capfd.readouterr()
+    texts = ["the cat sat", "one dog"]
+    how = {"max_new_tokens": 4, "do_sample": False, "batch_size": 2}
+    got = pipeline("text-generation", model=model, tokenizer=tokens)(texts, **how)
+    assert "not supported" not in capfd.readouterr().err
+    assert got == pipeline("text-generation", model=model, tokenizer=tokens.hf)(texts, **how)
+    assert all(text in each["generated_text"] for text, (each,) in zip(texts, got, strict=True))
+    assert tokens.encode("the cat") == tokens.hf("the cat", add_special_tokens=False).input_ids
+    assert tokens.decode(tokens.encode("the cat")) == "the cat"
+    for again in (copy.deepcopy(tokens), pickle.loads(pickle.dumps(tokens))):
+        assert (again.fingerprint, again.path) == (tokens.fingerprint, tokens.path)

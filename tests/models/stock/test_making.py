@@ -1,12 +1,13 @@
 """Making a model selective and standard again, saving it, and what is refused."""
 
 import copy
+import logging
 import pickle
 
 import pytest
 import torch
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, BertConfig, BertModel, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 import selattn
 from selattn import NewForm, Selection
@@ -44,6 +45,23 @@ def test_saved_and_loaded(selection, tmp_path):
         assert torch.equal(again(ids).logits, model(ids).logits)
     assert load(tmp_path).description == model.description
     assert torch.equal(load(tmp_path).model(ids).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("selection", [0, "new"])
+def test_a_class_that_is_named_gives_the_standard_model_with_a_warning(selection, tmp_path, caplog):
+    """docs/stock.md says so: transformers does not ask us, so that nothing can refuse it."""
+    model, ids = tiny("llama"), tokens(1, 20)
+    with torch.no_grad():
+        stock = model(ids).logits
+        selattn.make_selective(model, selection=selection).save_pretrained(tmp_path)
+        logger = logging.getLogger("transformers")
+        logger.addHandler(caplog.handler)
+        again = LlamaForCausalLM.from_pretrained(tmp_path)
+        logger.removeHandler(caplog.handler)
+        assert type(again) is LlamaForCausalLM
+        assert torch.equal(again(ids).logits, stock)
+    assert "`selective_llama` to instantiate a model of type `llama`" in caplog.text
+    assert ("UNEXPECTED" in caplog.text) == (selection == "new")
 
 
 def test_copies_and_pickles():
@@ -87,7 +105,7 @@ def test_what_is_not_understood_is_refused_by_name():
         selattn.make_selective(tiny("llama"), selection=4)
     with pytest.raises(SelattnError, match="3 masks"):
         selattn.make_selective(tiny("llama"), selection=(0, 1, 2))
-    with pytest.raises(SelattnError, match="between 0 and 1"):
+    with pytest.raises(SelattnError, match=r"strength must be a number in \[0, 1\], not 2"):
         selattn.make_selective(tiny("llama"), strength=2)
     with pytest.raises(SelattnError, match="selective already"):
         selattn.make_selective(selattn.make_selective(tiny("llama")))

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 
-from selattn.ops.backends.triton.launch import instead
+from selattn.ops.backends.triton.prepare import instead
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def selecting(r):
     whole = tile.whole(r)
     seen = tile.visible(r, whole)
     allowed = tile.may_select(r, whole, seen)
-    x = tile.selecting_logits(r, whole, seen)
+    x = tile.selecting_logits(r, whole)
     if r.selection_query is None:
         shared = r.query.shape[1] // r.key.shape[1]
         heads = list(r.rules.selection.heads)

@@ -2,11 +2,11 @@
 
 import os
 
+import gpu_compile
 import pytest
 import torch
 
-from selattn.ops.backends.triton import ahead, calls, configs
-from selattn.ops.backends.triton.ahead import compile_launches
+from selattn.ops.backends.triton import configs
 from selattn.utils import records
 from tools.numbers import ROOT
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reaso
 
 
 def compiled(name, card, dtype=torch.bfloat16, size=64):
-    found = compile_launches(lambda: {**calls.CALLS, **calls.RARER}[name](dtype, size), card)
+    found = gpu_compile.compile_launches(lambda: {**gpu_compile.CALLS, **gpu_compile.RARER}[name](dtype, size), card)
     assert all(x.shared <= configs.card_of(card).shared for x in found)
     return {x.kernel: x for x in found}
 
@@ -46,7 +46,9 @@ def test_rarer_calls_compile(name):
 def test_the_record_says_that_all_fit():
     """Of every card, dtype and size; and half precision needs no spills forward, for heads of 64."""
     record = records.read_record(ROOT / "results" / "gpu_compile.json")
-    assert record["kernels"] == ahead.sources(), "the kernels have changed: run `python benchmarks/gpu_compile.py`"
+    assert record["kernels"] == gpu_compile.sources(), (
+        "the kernels have changed: run `python benchmarks/gpu_compile.py`"
+    )
     found = record["targets"]
     assert {(x["target"], x["dtype"], x["size"]) for x in found} == {
         (target, dtype, size)

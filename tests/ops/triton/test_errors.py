@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Strided, causal_attention, selective_attention
-from selattn.ops.backends.triton import Triton, selfcheck, support
+from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Rules
 
@@ -41,7 +41,7 @@ REFUSED = {
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused(kind):
     asked, said = REFUSED[kind]
-    with mock.patch.object(support, "interpreted", return_value=True):
+    with mock.patch.object(configs, "interpreted", return_value=True):
         assert said in Triton().refusal(asked)
         assert Triton().refusal(request()) is None
 
@@ -89,7 +89,7 @@ def test_a_cuda_tensor_without_triton():
 def test_info_shows_what_the_self_check_found(capsys, monkeypatch, tmp_path):
     """With a card that is not there."""
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path))
-    monkeypatch.setattr(support, "unavailable", lambda: None)
+    monkeypatch.setattr(configs, "unavailable", lambda: None)
     for name, value in {"is_available": True, "current_device": 0, "get_device_name": "NVIDIA A100"}.items():
         monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))

@@ -15,7 +15,6 @@ pytest.importorskip("triton")
 ROOT, FOLDER = Path(__file__).parents[3], Path(__file__).parent / "interpreted"
 FILES = sorted(path.name for path in FOLDER.glob("test_*.py"))
 SLOW = [name for name in FILES if "mark.slow" in (FOLDER / name).read_text()]
-HALVES = {"first half": FILES[::2], "second half": FILES[1::2]}  # a process takes seconds to begin
 
 
 def run(*arguments):
@@ -27,9 +26,9 @@ def run(*arguments):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("half", HALVES)
-def test_in_the_interpreter(half):
-    run(*(FOLDER / name for name in HALVES[half]))
+@pytest.mark.parametrize("name", FILES)
+def test_in_the_interpreter(name):
+    run(FOLDER / name)
 
 
 @pytest.mark.slow

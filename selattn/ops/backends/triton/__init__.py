@@ -8,8 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from selattn.ops.backends.base import Backend
-from selattn.ops.backends.triton import order, step, support
-from selattn.ops.backends.triton.operator import OPERATOR
+from selattn.ops.backends.triton import cache, configs
+from selattn.ops.backends.triton.attention import OPERATOR
 from selattn.ops.operator import attend
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
@@ -24,7 +24,7 @@ class Triton(Backend):
     plain = False
 
     def unavailable(self) -> str | None:
-        return support.unavailable()
+        return configs.unavailable()
 
     def refusal(self, request: Request) -> str | None:
         r = request
@@ -35,20 +35,20 @@ class Triton(Backend):
             "it has no dropout": r.rules.dropout_p > 0,
             "it has no sparse patterns": r.rules.pattern is not None,
         }
-        reason = support.cannot_hold(r.query, r.value, r.selection_query)
+        reason = configs.cannot_hold(r.query, r.value, r.selection_query)
         return reason or next((reason for reason, holds in reasons.items() if holds), None)
 
     def attend(self, request: Request) -> Attention:
-        return attend(OPERATOR, request)
+        return attend(OPERATOR, request.without_padding())
 
     def order_refusal(self, request: OrderRequest) -> str | None:
-        return order.order_refusal(request)
+        return cache.order_refusal(request)
 
     def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
-        return order.order(request)
+        return cache.order(request)
 
     def step_refusal(self, request: StepRequest) -> str | None:
-        return step.step_refusal(request)
+        return cache.step_refusal(request)
 
     def step(self, request: StepRequest) -> Tensor:
-        return step.step(request)
+        return cache.step(request)

@@ -1,20 +1,158 @@
-"""From a request to what the kernels are given."""
+"""From a request to what the kernels are given, and how they are started.
+
+Kernels take `Call`, one tuple of tensors and numbers, and `How`, what is known when they compile. Shapes as in
+`selattn.ops.request`: B batch, H query heads, G key-value heads, N queries (the last N of M keys), S masks. T is the
+number of blocks of BM rows.
+"""
 
 from __future__ import annotations
 
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from math import log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from selattn.ops.backends.triton.arguments import Call, How, Matrix, Rows, switches_of
 from selattn.ops.backends.triton.configs import Config, choose
 from selattn.ops.request import Request
 from selattn.ops.selection import Selection
 
 LOG2E = 1.4426950408889634
+
+# A product and a sum in one rounding: what Triton does by itself up to 3.9, and is told from then on.
+ALWAYS = {"enable_fp_fusion": True}
+
+Runner = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
+
+
+def _run(kernel: Any, grid: tuple[int, ...], arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    kernel[grid](*arguments, **options)
+
+
+_runner: Runner = _run
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Run `kernel` for each point of the grid; nothing where that is empty."""
+    if all(grid):
+        _runner(kernel, grid, arguments, {**ALWAYS, **options})
+
+
+@contextmanager
+def instead(runner: Runner) -> Iterator[None]:
+    """Within it, `runner` is called in place of a launch."""
+    global _runner
+    before, _runner = _runner, runner
+    try:
+        yield
+    finally:
+        _runner = before
+
+
+def on(device: torch.device) -> Any:
+    """A context in which kernels go to that device."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+# The switches of `Selection` as kernels are given them: 1 or 0 each, in one bundle, whatever they are.
+Switches = namedtuple("Switches", tuple(Selection().switches))  # type: ignore[misc]
+
+
+def switches_of(selection: Selection) -> Switches:
+    """The bundle for one call. The heads are no part of it: they do not decide the code of a kernel."""
+    return Switches(**{name: int(on) for name, on in selection.switches.items()})
+
+
+class Rows(NamedTuple):
+    """A tensor [B, heads, rows, size] whose rows are dense, with its strides."""
+
+    data: Tensor | None
+    batch: int
+    head: int
+    row: int
+
+
+class Matrix(NamedTuple):
+    """A tensor that broadcasts over [B, H, N, M], with its strides: 0 where it has size 1."""
+
+    data: Tensor | None
+    batch: int
+    head: int
+    row: int
+    column: int
+
+
+class Call(NamedTuple):
+    """One call of attention. Tensors that the call does not need are None; `How` says which."""
+
+    query: Rows
+    key: Rows
+    value: Rows
+    selecting_query: Rows  # the queries, or those of the separate form
+    selecting_key: Rows
+    bias: Matrix  # fp32
+    mask: Matrix  # bool, as bytes
+    selecting_mask: Matrix  # the same for a separate form: what mask and bias leave to any head
+    N: int
+    M: int
+    H: int
+    G: int
+    S: int  # 1 in standard attention, too
+    natural_scale: float  # the scale itself; those below are in base 2
+    scale: float
+    selecting_scale: float
+    cap: float
+    tau: float
+    least: float  # a column dies with F of at least this much
+    heads: Tensor | None  # [S] int32, the head of `selecting_query` for each mask
+    strength: Tensor | None  # 0-d fp32
+    rows: Tensor | None  # [B, N] int32, a row's position; -1 for padding
+    first: Tensor | None  # [B, M] int32, where the sequence of a token begins
+    last: Tensor | None  # [B, 1 or G, M] int32, one past the last row that sees a key; 0 for padding
+    last_any: Tensor | None  # [B, M] the largest of them
+    last_form: Tensor | None  # [B, S, M] the largest of those of the heads of each mask, for a separate form
+    last_selecting: Tensor | None  # [B, S, M] one past the last row that may select a key; 0 if it is protected
+    initial_f: Tensor | None  # [B, S, M] fp32, F before the first row
+    low: Tensor | None  # [B, T] int32, the first key that some row of a block sees
+    block_f: Tensor | None  # [B, S, T, M] fp32, F at the first row of each block
+    columns: Tensor | None  # [B, lists, T, M] int32, the keys of each block, in order
+    counts: Tensor | None  # [B, lists, T] int32, how many they are
+
+
+class How(NamedTuple):
+    """What decides the code of a kernel."""
+
+    select: bool  # else standard attention: F = 0
+    separate: bool
+    switches: Switches  # of selection
+    softcap: bool
+    strength: bool
+    bias: bool
+    mask: bool
+    selecting_mask: bool
+    padded: bool  # some rows are padding: see Call.rows
+    first: bool  # there is Call.first; else every sequence begins with key 0
+    last: int  # 0: rows see all keys before them; 1: see Call.last; 2: that differs between key-value heads
+    low: bool
+    gather: bool  # the keys of a block are listed, else they are neighbours
+    lists: int  # lists for each row of the batch: S, or 1 in standard attention
+    dies: bool  # columns may be dead
+    leans_on_first: bool  # the bound for that may use the first token
+    initial_f: bool
+    final_f: bool
+    memory: bool
+    D: int
+    D_padded: int
+    Dv: int
+    Dv_padded: int
+    Ds: int  # of the selecting head
+    Ds_padded: int
+    precision: str  # of products in fp32
+    sums: str  # of products with dS
 
 
 class Prepared(NamedTuple):
@@ -156,13 +294,6 @@ def real_rows(r: Request) -> Tensor | None:
     return real.expand(r.query.shape[0], -1).to(torch.int32).contiguous()
 
 
-def ranks(r: Request) -> Tensor:
-    """[B or 1, M] how many real tokens a row of the batch has up to each: what a window counts."""
-    if r.start is None:
-        return torch.arange(1, r.key.shape[2] + 1, device=r.key.device)[None]
-    return (r.start < r.start.shape[-1]).long().cumsum(-1)
-
-
 def last_rows(r: Request) -> Tensor | None:
     """[B, 1 or G, M] int32: one past the last row that sees a key, 0 for padding; None if all later rows see all.
 
@@ -175,7 +306,7 @@ def last_rows(r: Request) -> Tensor | None:
     index = torch.arange(keys, device=r.key.device)
     last = torch.full_like(index, keys).expand(batch, 1, keys)
     if r.rules.window is not None:
-        rank = ranks(r)
+        rank = r.ranks()
         last = torch.minimum(last, torch.searchsorted(rank, rank + r.rules.window).unsqueeze(1))
     if r.start is not None:
         start = r.start.expand(batch, keys)
@@ -237,7 +368,7 @@ def first_columns(r: Request, block: int) -> Tensor:
     index = torch.arange(keys - rows, keys, device=r.key.device)
     low = torch.zeros_like(index).expand(r.key.shape[0], -1)
     if r.rules.window is not None:
-        rank = ranks(r)
+        rank = r.ranks()
         low = torch.searchsorted(rank, rank[:, keys - rows :].contiguous() - r.rules.window + 1).expand(
             r.key.shape[0], -1
         )

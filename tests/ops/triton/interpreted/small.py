@@ -1,20 +1,26 @@
-"""Examples of the battery at the size that the interpreter can do, with tiles so small that there are several."""
+"""Examples at the size that the interpreter can do, with tiles so small that there are several."""
 
 from unittest import mock
 
 import torch
+from gpu_check import SITUATIONS
 
-from selattn.ops.backends.triton import Triton, battery, configs
+from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.ops.backends.triton.configs import Config, Tile
 
 SMALL = Config(16, *(Tile(16, 4, 1, 2) for _ in range(7)))
 
 
 def size(dtype=torch.float32, n=37):
-    return battery.Size(n, 16, dtype, torch.device("cpu"))
+    return selfcheck.Size(n, 16, dtype, torch.device("cpu"))
+
+
+def make(name, where):
+    """The call of that situation, of all there are."""
+    return selfcheck.make(name, where, SITUATIONS)
 
 
 def wrong(name, dtype=torch.float32, config=SMALL):
     """What is wrong in a situation, a line for each result."""
     with mock.patch.object(configs, "INTERPRETED", config):
-        return battery.judge(battery.make(name, size(dtype)), Triton())
+        return selfcheck.judge(make(name, size(dtype)), Triton())

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from selattn.ops import Selection
-from selattn.ops.backends.triton import backward, configs, forward, prepare
-from selattn.ops.backends.triton.launch import instead
+from selattn.ops.backends.triton import attention, configs, prepare
+from selattn.ops.backends.triton.prepare import instead
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Rules
 from tests.ops.triton.interpreted.faults import changed
@@ -106,11 +106,11 @@ def reach(kernel):
 
     config = configs.Config(16, *[configs.Tile(16, 4, 1)] * 7)
     with mock.patch.object(prepare, "choose", return_value=config), instead(run):
-        result = forward.forward(request)
+        result = attention.forward(request)
         if kernel not in FORWARD:
             saved = {name: getattr(result, name) for name in ("output", "lse", "block_f", "dead")}
             came = {"output": torch.empty_like(result.output), "memory": None, "final_f": None}
-            backward.backward(request, saved, came, frozenset({"query", "key", "value"}))
+            attention.backward(request, saved, came, frozenset({"query", "key", "value"}))
     return found[kernel]
 
 

@@ -6,9 +6,9 @@ from torch.testing import assert_close
 
 from selattn.cache import SlotLayer, attend, evictions, make_policy
 from selattn.ops import Selection, Sequences
-from selattn.ops.backends.triton import configs, order
+from selattn.ops.backends.triton import cache, configs
+from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
-from selattn.ops.tokens import Tokens
 from tests.ops.triton.interpreted.small import SMALL
 
 
@@ -48,7 +48,7 @@ HOLES = Sequences.from_mask((torch.arange(40) + torch.tensor([[0], [1]])) % 3 > 
 def _small(monkeypatch):
     """Several tiles of slots, several strips of rows."""
     monkeypatch.setattr(configs, "INTERPRETED", SMALL)
-    monkeypatch.setattr(order, "STRIP_BYTES", 1)
+    monkeypatch.setattr(cache, "STRIP_BYTES", 1)
 
 
 def tokens(kind, seed, batch, count, dtype=torch.float32, groups=2):

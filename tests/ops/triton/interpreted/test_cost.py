@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from gpu_cost import A100, H100, Costs, Shape, seconds, step_cost
 
-from selattn.ops.backends.triton import configs, forward
+from selattn.ops.backends.triton import attention, configs
 from selattn.ops.backends.triton.configs import Config, Tile
-from selattn.ops.backends.triton.cost import A100, H100, Costs, Shape, seconds, step_cost
 from tests.ops.cases import attend
 from tests.ops.triton.counting import counted
 from tests.ops.triton.interpreted.test_cache import RULES, tokens
@@ -28,8 +28,8 @@ def test_costs_are_those_counted(groups, gain, monkeypatch):
     """Where all live, and where many are dead."""
     q, k, v = (torch.randn(1, h, N, 64).half() for h in (2, groups, groups))
     leaves = [x.requires_grad_() for x in (gain * q, k, v)]
-    dead, real = [], forward.with_lists
-    monkeypatch.setattr(forward, "with_lists", lambda *args: dead.append(args[-1]) or real(*args))
+    dead, real = [], attention.with_lists
+    monkeypatch.setattr(attention, "with_lists", lambda *args: dead.append(args[-1]) or real(*args))
     with counted() as found:
         got = attend(*leaves, enable_gqa=True, wanted=("memory", "living"), backend="triton")
         ahead = dict(found)

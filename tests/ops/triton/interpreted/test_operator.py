@@ -6,10 +6,10 @@ from torch.testing import assert_close
 
 from selattn.cache import SlotLayer, attend, evictions, make_policy
 from selattn.ops import selective_attention
-from selattn.ops.backends.triton import Triton, battery, order, step
-from selattn.ops.backends.triton.operator import OPERATOR
+from selattn.ops.backends.triton import Triton, cache, selfcheck
+from selattn.ops.backends.triton.attention import OPERATOR
 from tests.ops.test_compile import check_operator
-from tests.ops.triton.interpreted.small import size
+from tests.ops.triton.interpreted.small import make, size
 from tests.ops.triton.interpreted.test_cache import RULES, tokens
 
 
@@ -22,26 +22,26 @@ def _fresh_compiler():
     "name", ["default", *(pytest.param(x, marks=pytest.mark.slow) for x in ("everything", "initial F", "bias"))]
 )
 def test_opcheck(name):
-    request = battery.make(name, size(n=5))._replace(gradient=True)
-    leaves = {key: getattr(request, key) for key in battery.DIFFERENTIABLE if getattr(request, key) is not None}
+    request = make(name, size(n=5))._replace(gradient=True)
+    leaves = {key: getattr(request, key) for key in selfcheck.DIFFERENTIABLE if getattr(request, key) is not None}
     check_operator(OPERATOR, request._replace(**{key: x.requires_grad_() for key, x in leaves.items()}))
 
 
 def test_opcheck_of_the_order(monkeypatch):
     given, seen = tokens("", 0, 1, 9), []
-    monkeypatch.setattr(order, "run_order", lambda call, real=order.run_order: seen.append(call) or real(call))
+    monkeypatch.setattr(cache, "run_order", lambda call, real=cache.run_order: seen.append(call) or real(call))
     evictions(given, None, RULES["default"], 4, make_policy("selective"), Triton())
     monkeypatch.undo()
-    torch.library.opcheck(order.NODE, tuple(order.ARGUMENTS.flatten(seen[0])))
+    torch.library.opcheck(cache.ORDER_NODE, tuple(cache.ORDER_ARGUMENTS.flatten(seen[0])))
 
 
 def test_opcheck_of_a_step(monkeypatch):
     layer, seen = SlotLayer(4, make_policy("selective")), []
     attend(layer, tokens("", 0, 1, 6), RULES["default"])
-    monkeypatch.setattr(step, "run_step", lambda call, real=step.run_step: seen.append(call) or real(call))
+    monkeypatch.setattr(cache, "run_step", lambda call, real=cache.run_step: seen.append(call) or real(call))
     attend(layer, tokens("", 1, 1, 1), RULES["default"], backend="triton")
     monkeypatch.undo()
-    torch.library.opcheck(step.NODE, tuple(step.ARGUMENTS.flatten(seen[0])))
+    torch.library.opcheck(cache.STEP_NODE, tuple(cache.STEP_ARGUMENTS.flatten(seen[0])))
 
 
 def test_a_compiled_graph_is_eager():

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from gpu_check import SITUATIONS
 
 from selattn.ops import Sequences, causal_attention
-from selattn.ops.backends.triton import Triton, battery, configs
+from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.ops.backends.triton.configs import Config, Tile
 from tests.ops.cases import attend
-from tests.ops.triton.interpreted.small import SMALL, size, wrong
+from tests.ops.triton.interpreted.small import SMALL, make, size, wrong
 
 QUICK = (
     "default",
@@ -24,14 +25,14 @@ def test_equals_the_reference(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in battery.SITUATIONS if name not in QUICK])
+@pytest.mark.parametrize("name", [name for name in SITUATIONS if name not in QUICK])
 def test_equals_the_reference_elsewhere(name):
     assert wrong(name) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", battery.SITUATIONS)
+@pytest.mark.parametrize("name", SITUATIONS)
 def test_half_precision(name, dtype):
     assert wrong(name, dtype) == []
 
@@ -68,15 +69,15 @@ def test_lengths(n):
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_thousand_tokens():
-    where = battery.Size(1000, 16, torch.float32, torch.device("cpu"))
-    assert battery.judge(battery.make("default", where), Triton()) == []
+    where = selfcheck.Size(1000, 16, torch.float32, torch.device("cpu"))
+    assert selfcheck.judge(make("default", where), Triton()) == []
 
 
 @pytest.mark.parametrize("features", [64, 100, 128])
 def test_heads_of_real_sizes(features):
     """Of 100 features, the last 28 of a tile are padding."""
-    where = battery.Size(35, features, torch.float32, torch.device("cpu"))
-    assert battery.judge(battery.make("default", where), Triton()) == []
+    where = selfcheck.Size(35, features, torch.float32, torch.device("cpu"))
+    assert selfcheck.judge(make("default", where), Triton()) == []
 
 
 @pytest.mark.parametrize("options", [{"window": 5}, {"softcap": 2.0}, {"sequences": "packed"}], ids=str)
@@ -96,7 +97,7 @@ def test_standard_attention(options):
 def test_all_columns_may_die(monkeypatch):
     """So sharp that after a block nothing older lives but the first token, which nobody can mask."""
     monkeypatch.setattr(configs, "INTERPRETED", SMALL)
-    q, k, v = battery.make("sharp", size())[:3]
+    q, k, v = make("sharp", size())[:3]
     k[:, :, 1:] = k[:, :, 1:].abs()
     given = {"enable_gqa": True, "tolerance": 1e-6, "wanted": ("memory", "living")}
     got, want = (attend(3 * q.abs(), k, v, backend=name, **given) for name in ("triton", "reference"))
@@ -106,7 +107,7 @@ def test_all_columns_may_die(monkeypatch):
 
 
 def test_the_same_bits_each_time():
-    request = battery.make("two masks", size(n=20))
+    request = make("two masks", size(n=20))
     leaves = [x.requires_grad_() for x in request[:3]]
 
     def once():
@@ -119,11 +120,27 @@ def test_the_same_bits_each_time():
 @pytest.mark.parametrize("name", ["default", "everything", "initial F", "bias", "separate form", "standard"])
 def test_a_batch_of_none(name):
     """An empty output, and empty gradients."""
-    request = battery.make(name, size(n=5))
+    request = make(name, size(n=5))
     empty = {key: x[:0] for key, x in request._asdict().items() if isinstance(x, torch.Tensor) and x.shape[0] == 2}
-    leaves = {key: x.requires_grad_() for key, x in empty.items() if key in battery.DIFFERENTIABLE}
+    leaves = {key: x.requires_grad_() for key, x in empty.items() if key in selfcheck.DIFFERENTIABLE}
     output, aux, _ = Triton().attend(request._replace(**empty))
-    assert output.shape == (0, battery.HEADS, 5, request.value.shape[3])
+    assert output.shape == (0, selfcheck.HEADS, 5, request.value.shape[3])
     assert aux.memory is None or aux.memory.shape[0] == 0
     for key, x in zip(leaves, torch.autograd.grad(output.sum(), list(leaves.values())), strict=True):
         assert x.shape == leaves[key].shape
+
+
+def test_padding_that_is_nan_reaches_nobody():
+    """Output, M and gradients are as with zeros there, also where NaN comes back to it."""
+    real = torch.arange(21)[None] >= torch.tensor([[6], [0]])
+    found = []
+    for value in (torch.nan, 0.0):
+        torch.manual_seed(0)
+        drawn = (torch.randn(2, 2, 21, 8).where(real[:, None, :, None], value) for _ in range(3))
+        leaves = [x.requires_grad_() for x in drawn]
+        got = attend(*leaves, sequences=Sequences.from_mask(real), backend="triton", wanted=("memory",))
+        upstream = torch.ones_like(got.output).where(real[:, None, :, None], value)
+        results, came = (got.output, got.memory), (upstream, torch.ones_like(got.memory))
+        found.append([got.output, got.memory, *torch.autograd.grad(results, leaves, came)])
+    for got, want in zip(*found, strict=True):
+        assert torch.equal(got, want)

@@ -1,14 +1,20 @@
-"""The self-check passes with the kernels as they are, and catches those that are made wrong on purpose."""
+"""The self-check passes with the kernels as they are, and catches those that are made wrong on purpose.
+
+So does `benchmarks/gpu_check.py`, which has many more examples.
+"""
 
 import warnings
 from unittest import mock
 
+import gpu_check
 import pytest
 import torch
 
+from selattn.errors import SelattnError
 from selattn.ops.backends import dispatch
-from selattn.ops.backends.triton import Triton, selfcheck
-from selattn.ops.backends.triton.battery import Outcome
+from selattn.ops.backends.triton import Triton, configs, selfcheck
+from selattn.ops.backends.triton.selfcheck import Outcome
+from selattn.utils import records
 from tests.ops.triton.interpreted.faults import changed
 
 PLACE = selfcheck.place_of(torch.device("cpu"), torch.float32, 64)
@@ -124,7 +130,6 @@ def test_what_auto_takes_on_a_cuda_device(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from selattn.ops import Selection
-    from selattn.ops.backends.triton import support
     from selattn.ops.request import AuxRequest, Request
     from selattn.ops.rules import Rules
 
@@ -138,9 +143,65 @@ def test_what_auto_takes_on_a_cuda_device(monkeypatch):
     assert dispatch.choose(request._replace(wanted=AuxRequest(weights=True))) == "reference"
     known[torch.device("cuda", 0)] = "output is off"
     assert dispatch.choose(request) == "chunked"
-    monkeypatch.setattr(support, "unavailable", lambda: "triton is not installed")
+    monkeypatch.setattr(configs, "unavailable", lambda: "triton is not installed")
     with pytest.warns(RuntimeWarning, match="'auto' takes the slower 'chunked' on cuda:0: triton is not installed"):
         assert dispatch.choose(request) == "chunked"
     with warnings.catch_warnings():  # said once
         warnings.simplefilter("error")
         assert dispatch.choose(request) == "chunked"
+
+
+def checked(monkeypatch, tmp_path):
+    """The record of two examples, made by the script."""
+    cpu = torch.device("cpu")
+    some = [("default", selfcheck.Size(5, 8, device=cpu)), ("decoding", selfcheck.Size(5, 8, torch.float16, cpu))]
+    monkeypatch.setattr(gpu_check, "whole", lambda device: [(n, x._replace(dtype=torch.float16)) for n, x in some])
+    monkeypatch.setattr("sys.argv", ["gpu_check.py", "--out", str(tmp_path / "check.json")])
+    with pytest.raises(SystemExit) as done:
+        gpu_check.main()
+    return done.value.code, records.read_body(tmp_path / "check.json", gpu_check.Record)
+
+
+def test_the_script_says_that_all_is_right(capsys, tmp_path, monkeypatch):
+    code, found = checked(monkeypatch, tmp_path)
+    assert (code, found.failed, found.driver) == (0, 0, "interpreter")
+    assert [(x.name, x.dtype, x.wrong) for x in found.examples] == [
+        ("default", "float16", ()),
+        ("decoding", "float16", ()),
+    ]
+    assert "2 of 2 examples are right on Triton's interpreter" in capsys.readouterr().out
+
+
+def test_the_script_tells_what_is_wrong(capsys, tmp_path, monkeypatch):
+    right = Triton.attend
+
+    def wrong(self, request):
+        found = right(self, request)
+        return found._replace(output=found.output * 1.1)
+
+    monkeypatch.setattr(Triton, "attend", wrong)
+    code, found = checked(monkeypatch, tmp_path)
+    assert (code, found.failed) == (1, 1)
+    assert "default (float16, heads of 8, 5 tokens): output is off by" in capsys.readouterr().out
+
+
+def test_without_a_gpu_the_script_says_so(monkeypatch):
+    monkeypatch.setattr(configs, "unavailable", lambda: "there is no CUDA device")
+    with pytest.raises(SelattnError, match="the GPU kernels cannot be checked: there is no CUDA device"):
+        gpu_check.check_gpu()
+
+
+def test_the_script_has_everything():
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        plan = gpu_check.whole(device)
+        assert {name for name, _ in plan} == {*gpu_check.SITUATIONS, "decoding", "eviction order"}
+    assert {size.n for _, size in plan} >= {1, 2, 63, 64, 65, 1000}
+    assert {(size.dtype, size.size) for _, size in plan} >= {
+        (dtype, size) for dtype in (torch.bfloat16, torch.float16, torch.float32) for size in (64, 128)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_that_the_script_has():
+    assert [(x.name, x.wrong) for x in gpu_check.check_gpu().examples if x.wrong] == []

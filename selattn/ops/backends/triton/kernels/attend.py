@@ -20,9 +20,9 @@ from selattn.ops.backends.triton.kernels.common import (
     sees,
     selecting_rows,
     selection_sees,
+    source_rows,
     store_rows,
 )
-from selattn.ops.backends.triton.kernels.selection import source_rows
 
 
 @triton.jit

@@ -16,10 +16,58 @@ All addresses are made of int64: a tensor may have more than 2^31 elements.
 import triton
 import triton.language as tl
 
-from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
-
 LOG2E = tl.constexpr(1.4426950408889634)
 NEVER = tl.constexpr(2**31 - 1)  # a row, or a block, that no sequence reaches
+
+
+# The constraints and the shift of `Selection`: the one place that asks for them. They come as `HOW.switches`, made in
+# ../prepare.py: numbers, 1 or 0, that are known when a kernel is compiled.
+
+
+@triton.jit
+def source_rows(r, HOW: tl.constexpr):
+    """The rows whose S counts for rows r, and not for those before: with the shift, the rows one further up."""
+    return r - HOW.switches.shift
+
+
+@triton.jit
+def rows_of_f(c, HOW: tl.constexpr):
+    """How many rows F has if it goes on after the last query: with the shift, that one's S needs one more."""
+    return c.N + HOW.switches.shift
+
+
+@triton.jit
+def spare_first(allowed, later, HOW: tl.constexpr):
+    """Where a token may be selected: those `allowed`, and under constraint 2 only those `later` than the first."""
+    if HOW.switches.protect_first:
+        allowed = allowed & later
+    return allowed
+
+
+@triton.jit
+def spare_self(allowed, others, HOW: tl.constexpr):
+    """Where a token may be selected: those `allowed`, and under constraint 3 only `others` than the query's own."""
+    if HOW.switches.protect_self:
+        allowed = allowed & others
+    return allowed
+
+
+@triton.jit
+def constrained(c, x, HOW: tl.constexpr):
+    """S from the logits x of the selecting head: relu and strength. Who may be selected is not asked here."""
+    if HOW.switches.relu:
+        x = tl.where(x <= 0, 0.0, x)  # in this form NaN stays NaN
+    if HOW.strength:
+        x *= tl.load(c.strength)
+    return x
+
+
+@triton.jit
+def reaches_logits(allowed, x, HOW: tl.constexpr):
+    """Where a gradient of S goes on to the logits x, of the pairs in which selection is `allowed`."""
+    if HOW.switches.relu:
+        allowed = allowed & (x > 0)
+    return allowed
 
 
 @triton.jit

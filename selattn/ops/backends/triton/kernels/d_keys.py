@@ -29,9 +29,9 @@ from selattn.ops.backends.triton.kernels.common import (
     selecting_keys,
     selecting_rows,
     slope,
+    source_rows,
     store_rows,
 )
-from selattn.ops.backends.triton.kernels.selection import source_rows
 
 
 @triton.jit

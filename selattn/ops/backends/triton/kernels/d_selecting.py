@@ -41,16 +41,18 @@ from selattn.ops.backends.triton.kernels.common import (
     load_rows,
     logits,
     may_select,
+    reaches_logits,
     row_numbers,
+    rows_of_f,
     sees,
     selecting_keys,
     selecting_logits,
     selecting_rows,
     selection_sees,
     slope,
+    source_rows,
     store_rows,
 )
-from selattn.ops.backends.triton.kernels.selection import reaches_logits, rows_of_f, source_rows
 
 
 @triton.jit

@@ -11,8 +11,15 @@ multiprocessors idle.
 import triton
 import triton.language as tl
 
-from selattn.ops.backends.triton.kernels.common import NEVER, capped, entries, load_rows
-from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
+from selattn.ops.backends.triton.kernels.common import (
+    NEVER,
+    capped,
+    constrained,
+    entries,
+    load_rows,
+    spare_first,
+    spare_self,
+)
 from selattn.ops.backends.triton.kernels.step import SELECTIVE
 
 

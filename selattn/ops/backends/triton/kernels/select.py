@@ -25,11 +25,12 @@ from selattn.ops.backends.triton.kernels.common import (
     last_selecting,
     load_rows,
     row_numbers,
+    rows_of_f,
     selected,
     selecting_keys,
     selecting_rows,
+    source_rows,
 )
-from selattn.ops.backends.triton.kernels.selection import rows_of_f, source_rows
 
 AT_ONCE = tl.constexpr(8)  # blocks of rows
 

@@ -13,10 +13,9 @@ F is in natural units here, as the slots have it.
 import triton
 import triton.language as tl
 
-from selattn.ops.backends.triton.kernels.common import LOG2E, NEVER, capped
-from selattn.ops.backends.triton.kernels.selection import constrained, spare_first, spare_self
+from selattn.ops.backends.triton.kernels.common import LOG2E, NEVER, capped, constrained, spare_first, spare_self
 
-SELECTIVE = tl.constexpr(0)  # as in `NUMBERS` of ../step.py
+SELECTIVE = tl.constexpr(0)  # as in `NUMBERS` of ../cache.py
 WINDOW = tl.constexpr(3)
 
 
@@ -28,35 +27,43 @@ def new_row(x, b, h, SIZE: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def slot_rows(stored, index, C, cols, slot, new, present, SIZE: tl.constexpr, PADDED: tl.constexpr):
-    """[slots, PADDED] of [index, C, SIZE], the new token's row in its slot: what is stored there is being replaced."""
+def slot_rows(stored, cols, slot, new, present, SIZE: tl.constexpr, PADDED: tl.constexpr):
+    """[slots, PADDED] of [C, SIZE], the new token's row in its slot: what is stored there is being replaced."""
     d = tl.arange(0, PADDED)
-    at = (index.to(tl.int64) * C + cols)[:, None] * SIZE + d[None, :]
+    at = cols.to(tl.int64)[:, None] * SIZE + d[None, :]
     old = tl.load(stored + at, mask=(present & (cols != slot))[:, None] & (d < SIZE)[None, :], other=0.0)
     return tl.where((cols == slot)[:, None], new[None, :], old)
 
 
 @triton.jit
-def positions_at(c, b, cols, slot, now):
+def pool_row(c, b, HOW: tl.constexpr):
+    """The row of the pool that sequence b is in."""
+    row = b.to(tl.int64)
+    if HOW.rows:
+        row = tl.load(c.rows + b)
+    return row
+
+
+@triton.jit
+def positions_at(c, row, cols, slot, now):
     """Positions of the tokens in some slots, the new one among them; -1 for an empty slot."""
-    found = tl.load(c.position + b.to(tl.int64) * c.C + cols, mask=cols < c.used, other=-1)
+    found = tl.load(c.position + row * c.position_row + cols, mask=cols < c.used, other=-1)
     return tl.where(cols == slot, now, found)
 
 
 @triton.jit
-def free_slot(c, b, HOW: tl.constexpr, BC: tl.constexpr):
-    """Where the new token goes: the first empty slot; if the budget is used up, the slot of the token that leaves.
+def free_slot(c, b, row, HOW: tl.constexpr, BC: tl.constexpr):
+    """Where the new token goes: the first empty slot; if the budget is used up, the slot of the evicted token.
 
     That is the one of the highest rank; of equals not the first token of the sequence, then the oldest.
     """
-    row = b.to(tl.int64)
     count, empty, slot = b * 0, b * 0 + c.C, b * 0
     highest = b.to(tl.float32) * 0.0 + float("-inf")
     oldest = b * 0 + NEVER
     for at in range(0, c.used, BC):
         cols = at + tl.arange(0, BC)
         inside = cols < c.used
-        position = tl.load(c.position + row * c.C + cols, mask=inside, other=-1)
+        position = tl.load(c.position + row * c.position_row + cols, mask=inside, other=-1)
         held = position >= 0
         count += tl.sum(held.to(tl.int32), 0)
         empty = tl.minimum(empty, tl.min(tl.where(inside & (position < 0), cols, c.C), 0))
@@ -66,7 +73,7 @@ def free_slot(c, b, HOW: tl.constexpr, BC: tl.constexpr):
                 if HOW.select:  # F, the smallest of several masks
                     rank += float("inf")
                     for s in range(c.S):
-                        f = tl.load(c.f + (row * c.S + s) * c.C + cols, mask=held, other=0.0)
+                        f = tl.load(c.f + row * c.f_row + s * c.C + cols, mask=held, other=0.0)
                         rank = tl.minimum(rank, f)
             else:
                 rank = tl.where(position < c.sinks, float("-inf"), -position.to(tl.float32))
@@ -93,15 +100,15 @@ def bias_at(c, x, b, h, cols, slot):
 
 
 @triton.jit
-def selected_slots(c, b, s, cols, slot, position, now, seen, HOW: tl.constexpr):
+def selected_slots(c, b, row, s, cols, slot, position, now, seen, HOW: tl.constexpr):
     """S of mask s for some slots, which the query sees where `seen`."""
     h = tl.load(c.heads + s)
     g = h
     if not HOW.separate:
         g = h // (c.H // c.G)
     own = new_row(c.selecting_key, b, g, HOW.Ds, HOW.Ds_padded)
-    index = b.to(tl.int64) * c.selecting_heads + g
-    keys = slot_rows(c.selecting_keys, index, c.C, cols, slot, own, seen, HOW.Ds, HOW.Ds_padded).to(tl.float32)
+    stored = c.selecting_keys + row * c.selecting_row + g.to(tl.int64) * c.C * HOW.Ds
+    keys = slot_rows(stored, cols, slot, own, seen, HOW.Ds, HOW.Ds_padded).to(tl.float32)
     query = new_row(c.selecting_query, b, h, HOW.Ds, HOW.Ds_padded).to(tl.float32)
     x = tl.sum(keys * query[None, :], 1) * c.selecting_scale
     if HOW.softcap and not HOW.separate:
@@ -124,49 +131,48 @@ def sees_slots(c, position, now, HOW: tl.constexpr):
 
 
 @triton.jit
-def f_of_slots(c, b, h, real, cols, slot, position, now, seen, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
+def f_of_slots(c, b, row, h, real, cols, slot, position, now, seen, HOW: tl.constexpr):
     """F [ROWS, BC] of the heads h that are real: what the slots have, and without the shift what this query selects."""
     follows = c.H // c.S
     mask = h // follows
-    at = (b.to(tl.int64) * c.S + mask)[:, None] * c.C + cols[None, :]
+    at = row * c.f_row + mask[:, None] * c.C + cols[None, :]
     f = tl.load(c.f + at, mask=real[:, None] & (seen & (cols != slot))[None, :], other=0.0)
     if not HOW.switches.shift:
         for s in range(c.S):
-            S = selected_slots(c, b, s, cols, slot, position, now, seen, HOW)
+            S = selected_slots(c, b, row, s, cols, slot, position, now, seen, HOW)
             f += tl.where((mask == s)[:, None], S[None, :], 0.0)
     return f
 
 
 @triton.jit
-def move_on(c, b, slot, now, HOW: tl.constexpr, BC: tl.constexpr):
+def move_on(c, b, row, slot, now, HOW: tl.constexpr, BC: tl.constexpr):
     """F after this query, and the new token's position and selecting key, into the slots."""
-    row = b.to(tl.int64)
     if HOW.select:
         for at in range(0, c.used, BC):
             cols = at + tl.arange(0, BC)
             inside = cols < c.used
-            position = positions_at(c, b, cols, slot, now)
+            position = positions_at(c, row, cols, slot, now)
             seen = sees_slots(c, position, now, HOW)
             for s in range(c.S):
-                S = selected_slots(c, b, s, cols, slot, position, now, seen, HOW)
-                to = c.f + (row * c.S + s) * c.C + cols
+                S = selected_slots(c, b, row, s, cols, slot, position, now, seen, HOW)
+                to = c.f + row * c.f_row + s * c.C + cols
                 f = tl.load(to, mask=inside & (cols != slot), other=0.0)
                 tl.store(to, f + S, mask=inside)
         if HOW.separate:
             d = tl.arange(0, HOW.Ds_padded)
             for s in range(c.S):
                 new = new_row(c.selecting_key, b, tl.load(c.heads + s), HOW.Ds, HOW.Ds_padded)
-                tl.store(c.selecting_keys + ((row * c.S + s) * c.C + slot) * HOW.Ds + d, new, mask=d < HOW.Ds)
-    tl.store(c.position + row * c.C + slot, now)
+                tl.store(c.selecting_keys + row * c.selecting_row + (s * c.C + slot) * HOW.Ds + d, new, mask=d < HOW.Ds)
+    tl.store(c.position + row * c.position_row + slot, now)
 
 
 @triton.jit
 def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
     """The output [B, H, 1, Dv] of one query for each row of the batch; the slots are written to."""
     g, b = tl.program_id(0), tl.program_id(1)
-    row, shared = b.to(tl.int64), c.H // c.G
+    row, shared = pool_row(c, b, HOW), c.H // c.G
     now = tl.load(c.length + b).to(tl.int32)
-    slot = free_slot(c, b, HOW, BC)
+    slot = free_slot(c, b, row, HOW, BC)
     key = new_row(c.key, b, g, HOW.D, HOW.D_padded)
     value = new_row(c.value, b, g, HOW.Dv, HOW.Dv_padded)
 
@@ -174,25 +180,27 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
     h = g * shared + each
     d = tl.arange(0, HOW.D_padded)
     real = each < shared
-    at = row * c.query.batch + h.to(tl.int64)[:, None] * c.query.head + d[None, :]
+    at = b.to(tl.int64) * c.query.batch + h.to(tl.int64)[:, None] * c.query.head + d[None, :]
     q = tl.load(c.query.data + at, mask=real[:, None] & (d < HOW.D)[None, :], other=0.0)
     DV: tl.constexpr = HOW.Dv_padded
     top = tl.full((ROWS,), float("-inf"), tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     output = tl.zeros((ROWS, DV), tl.float32)
+    keys = c.stored_keys + row * c.keys_row + g.to(tl.int64) * c.C * HOW.D
+    values = c.stored_values + row * c.values_row + g.to(tl.int64) * c.C * HOW.Dv
     for begin in range(0, c.used, BC):
         cols = begin + tl.arange(0, BC)
-        position = positions_at(c, b, cols, slot, now)
+        position = positions_at(c, row, cols, slot, now)
         seen = sees_slots(c, position, now, HOW)
-        k = slot_rows(c.stored_keys, row * c.G + g, c.C, cols, slot, key, seen, HOW.D, HOW.D_padded)
-        v = slot_rows(c.stored_values, row * c.G + g, c.C, cols, slot, value, seen, HOW.Dv, HOW.Dv_padded)
+        k = slot_rows(keys, cols, slot, key, seen, HOW.D, HOW.D_padded)
+        v = slot_rows(values, cols, slot, value, seen, HOW.Dv, HOW.Dv_padded)
         x = tl.dot(q, tl.trans(k), input_precision=HOW.precision) * c.scale
         if HOW.softcap:
             x = capped(x, c.cap)
         if HOW.bias:
             x += bias_at(c, c.bias, b, tl.where(real, h, 0)[:, None], cols[None, :], slot)
         if HOW.select:
-            x -= f_of_slots(c, b, h, real, cols, slot, position, now, seen, HOW, ROWS, BC)
+            x -= f_of_slots(c, b, row, h, real, cols, slot, position, now, seen, HOW)
         x = tl.where(seen[None, :], x * LOG2E, float("-inf"))
         most = tl.maximum(top, tl.max(x, 1))
         safe = tl.where(most == float("-inf"), 0.0, most)  # a tile of slots that are not seen
@@ -202,20 +210,19 @@ def step(c, out, HOW: tl.constexpr, ROWS: tl.constexpr, BC: tl.constexpr):
         output = tl.dot(weights.to(v.dtype), v, output * factor[:, None], input_precision=HOW.precision)
         top = most
     dv = tl.arange(0, HOW.Dv_padded)
-    to = (row * c.H + h)[:, None] * HOW.Dv + dv[None, :]
+    to = (b.to(tl.int64) * c.H + h)[:, None] * HOW.Dv + dv[None, :]
     found = output / tl.where(total == 0, 1.0, total)[:, None]  # a bias can hide all slots
     takes_part = now >= 0
-    if HOW.some:  # a row that sits out keeps its slots as they are, and gives zeros
+    if HOW.some:  # a token that is padding leaves the slots as they are, and gives zeros
         takes_part = tl.load(c.real + b) != 0
         found = tl.where(takes_part, found, 0.0)
     tl.store(out + to, found.to(out.dtype.element_ty), mask=real[:, None] & (dv < HOW.Dv)[None, :])
-    place = (row * c.G + g) * c.C + slot
-    tl.store(c.stored_keys + place * HOW.D + d, key, mask=d < tl.where(takes_part, HOW.D, 0))
-    tl.store(c.stored_values + place * HOW.Dv + dv, value, mask=dv < tl.where(takes_part, HOW.Dv, 0))
+    tl.store(keys + slot * HOW.D + d, key, mask=d < tl.where(takes_part, HOW.D, 0))
+    tl.store(values + slot * HOW.Dv + dv, value, mask=dv < tl.where(takes_part, HOW.Dv, 0))
 
     tl.debug_barrier()  # all threads have read before this program counts as done
     done = tl.atomic_add(c.done + b, 1)
     if done == c.G - 1:
         if takes_part:
-            move_on(c, b, slot, now, HOW, BC)
+            move_on(c, b, row, slot, now, HOW, BC)
         tl.store(c.done + b, 0)  # for the next step

@@ -1,0 +1,190 @@
+"""The record of an experiment: cells with a value for each seed, claims that they decide, models; and verdicts.
+
+A verdict on a difference needs 3 seeds whose spread does not reach the bound.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from selattn.utils.typed import if_any
+
+Values = tuple[float | None, ...]  # one for each seed; None where a seed has none
+
+LEAST = 3  # seeds; fewer are called one run, or two
+_EQUAL = 1e-9
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number of a table.
+
+    Attributes:
+        row, column: where it stands.
+        values: ours, one for each seed; None where there is none (a run that diverged, a loss that is not reached).
+        paper: the paper's; None where it has none.
+        digits: after the point.
+        percent: whether it is a share.
+    """
+
+    row: str
+    column: str
+    values: Values
+    paper: float | None = None
+    digits: int = 3
+    percent: bool = False
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Something that the paper says, or that a reader would ask, and the number that decides it.
+
+    Attributes:
+        text: the claim in a sentence.
+        values: the deciding number, one for each seed.
+        than: what it is held against.
+        side: on which side of it the claim holds.
+        what: what the number is.
+        paper: the paper's number.
+        exact: whether one value is enough: nothing about it is random.
+        digits: after the point.
+        caveat: why the verdict says little, in a few words behind it.
+    """
+
+    text: str
+    values: Values
+    what: str
+    than: float = 0.0
+    side: Literal["above", "below", "equal"] = "above"
+    paper: float | None = None
+    exact: bool = False
+    digits: int = 3
+    caveat: str = ""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The numbers of an experiment.
+
+    Attributes:
+        cells: the table.
+        claims: what they say of the paper's claims.
+        notes: what a reader has to know.
+        details: what a figure needs beside them.
+    """
+
+    cells: tuple[Cell, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    notes: tuple[str, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class UsedModel:
+    """Where a model of a record comes from.
+
+    Attributes:
+        name: of the need.
+        key: of its training.
+        run: its whole configuration.
+        data_checksums: of the tokens that it was trained and validated on.
+        steps, tokens: that it was trained for.
+        evaluation: its last losses on the sets of its run.
+        diverged: the step at which the loss was no number any more; None if it ended.
+        commit, date, versions, machine: of its training.
+    """
+
+    name: str
+    key: str
+    run: dict[str, Any]
+    data_checksums: dict[str, str]
+    steps: int
+    tokens: int
+    evaluation: dict[str, Any]
+    diverged: int | None
+    commit: str | None
+    date: str
+    versions: dict[str, str]
+    machine: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The record of an experiment at a scale.
+
+    Attributes:
+        experiment, paper, sentence: its name, what of the paper it is, and what it is about.
+        scale: at which it was run.
+        data: what text the models read, in a sentence.
+        seeds: of the trainings, in the order of the values.
+        cells, claims, notes, details: see `Found`.
+        settings: what decides the numbers beside the models: rows, budgets, the text.
+        models: that were used.
+        earlier: the record that these numbers were taken from, if another command measured them; such records are in
+            `results/reproduce/earlier`.
+    """
+
+    experiment: str
+    paper: str
+    sentence: str
+    scale: str
+    data: str
+    seeds: tuple[int, ...]
+    cells: tuple[Cell, ...]
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...]
+    settings: dict[str, Any]
+    models: tuple[UsedModel, ...]
+    details: dict[str, Any] = if_any(default_factory=dict)
+    earlier: str | None = if_any(default=None)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """What each value of a cell is of: a seed, unless the record says something else, such as a pair of them."""
+        return tuple(map(str, self.settings.get("values", self.seeds)))
+
+    def cell(self, row: str, column: str) -> Cell:
+        """The number that stands there."""
+        return next(cell for cell in self.cells if (cell.row, cell.column) == (row, column))
+
+
+def verdict(claim: Claim, scale: str) -> str:
+    """In a few words: holds, fails, too small to tell; of too few seeds which way they point. With the caveat."""
+    found = _verdict(claim, scale)
+    return f"{found}, {claim.caveat}" if claim.caveat else found
+
+
+def _verdict(claim: Claim, scale: str) -> str:
+    if scale == "smoke" and not claim.exact:
+        return "not tested (smoke)"
+    known = [value for value in claim.values if value is not None]
+    if not known or len(known) < len(claim.values):
+        return "not measured" if not known else "too small to tell (a seed is missing)"
+    right = [_right(claim, value) for value in known]
+    if claim.exact:
+        return "holds" if all(right) else "fails"
+    if len(known) < LEAST:
+        runs = "one run" if len(known) == 1 else f"{len(known)} runs"
+        if claim.side != "equal" and all(value == claim.than for value in known):
+            return f"{runs}: no difference"
+        if len(set(right)) > 1:
+            return f"{runs}: they disagree"
+        return f"{runs}: {'as claimed' if right[0] else 'against the claim'}"
+    clear = abs(statistics.fmean(known) - claim.than) > statistics.stdev(known)
+    if len(set(right)) > 1 or not clear:
+        return "too small to tell"
+    return "holds" if right[0] else "fails"
+
+
+def _right(claim: Claim, value: float) -> bool:
+    if claim.side == "equal":
+        return abs(value - claim.than) <= _EQUAL * max(1.0, abs(claim.than))
+    return value > claim.than if claim.side == "above" else value < claim.than
+
+
+def differences(these: Values, those: Values) -> Values:
+    """these - those, seed by seed; None where one is missing."""
+    return tuple(None if a is None or b is None else a - b for a, b in zip(these, those, strict=True))

@@ -1,0 +1,400 @@
+"""Texts by models by policies: losses on each text of the mixture, with everything kept and pruned, and recall.
+
+Every model is measured under every policy, with the same K in every layer and with budgets searched for that policy on
+the mixture's search part. All models read the same rows, so differences are paired by row. A row is a piece of one
+document, as long as the context; a text with too few of these has its documents joined first.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from lab.engine.experiment import TITLES, Experiment, Need, with_seeds
+from lab.engine.lab import Lab
+from lab.engine.pruning import GAIN
+from lab.engine.records import Cell, Claim, Measured, Reproduction
+from lab.experiments.needle import NeedleScore, hide, score
+from lab.experiments.training import LATE, ON_STANDARD, memory_late_needs
+from lab.scales import KINDS, MEMORY, SELECTIVE, STANDARD, Scale
+from selattn.cache import Budgets, import_policy
+from selattn.data import Reading
+from selattn.data.draws import Draw
+from selattn.errors import SelattnError
+from selattn.evaluation.losses import make_batches
+from selattn.evaluation.text import Text
+from selattn.evaluation.tradeoff import nearest, size_at
+from selattn.models.loading import Loaded, load
+from selattn.models.seam import LanguageModel
+from selattn.pruning import Procedure, Until, search_rows
+
+T = TypeVar("T")
+Policies = Mapping[str, Sequence[str]]  # that each kind of model is pruned by
+POLICIES = {"F": "selective", "H2O": "h2o", "TOVA": "tova", "Window+4": "window+4"}
+WINDOW = "Window+4"
+ROWS, SEARCH_ROWS, RECALL_ROWS = 24, 16, 32  # of each text, of the search part, and for each measure of recall
+TIMES = 16  # how many times smaller the caches of the table are
+SEARCH, MEAN, KEPT = "search", "mean of the texts", "kept"
+_BATCH = 16
+_FAR = (1 / 8, 1 / 4, 1 / 2, 7 / 8)  # of the context: distances of pairs
+_AT_STANDARD, _AT_OWN = "times less memory at the standard loss", f"times less memory within {GAIN} nats of its own"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A model with what is in force: everything kept, or a policy with budgets; `how` tells where these are from."""
+
+    kind: str
+    policy: str = ""
+    how: str = KEPT
+    budgets: tuple[int, ...] | None = field(default=None, compare=False)
+
+    @property
+    def row(self) -> str:
+        return ", ".join(part for part in (TITLES.get(self.kind, self.kind), self.policy, self.how) if part)
+
+
+def _same(size: int) -> str:
+    return f"{size} in every layer"
+
+
+def _searched(size: int, policy: str = "") -> str:
+    """`policy` is named if the search was with another one."""
+    return f"{size} a layer, searched{policy and ' for '}{policy}"
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """The mean loss of each row, in nats per token, by the name of its text."""
+
+    losses: dict[str, tuple[float, ...]]
+
+    def mean(self, text: str) -> float:
+        """Of a text, or of all of them with the same weight."""
+        if text == MEAN:
+            return statistics.fmean(map(self.mean, self.losses))
+        return statistics.fmean(self.losses[text])
+
+    def less(self, other: RowLosses, text: str) -> tuple[float, float]:
+        """How much larger it is than another, paired by row, and the standard error of that."""
+        if text == MEAN:
+            parts = [self.less(other, each) for each in self.losses]
+            return statistics.fmean(d for d, _ in parts), math.hypot(*(e for _, e in parts)) / len(parts)
+        found = [a - b for a, b in zip(self.losses[text], other.losses[text], strict=True)]
+        return statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found))
+
+
+class MeasuredSeed:
+    """All that is measured of one seed's models: row losses and recall of each setting."""
+
+    def __init__(self, lab: Lab, policies: Policies, seed: int) -> None:
+        self._lab, self.context = lab, lab.scale.context
+        self._rows: dict[str, list[list[int]]] = {}
+        self.checksums: dict[str, str] = {}
+        self.joined: list[str] = []
+        self.found: dict[Setting, RowLosses] = {}
+        self.recall: dict[Setting, dict[str, NeedleScore]] = {}
+        self.texts: list[str] = []  # the search part is none of them
+        self.sizes = [self.context // 2**k for k in range(1, 7) if self.context // 2**k >= 8]
+        self.at = min(self.sizes, key=lambda size: abs(size - self.context // TIMES))  # tokens a layer, in the table
+        for kind in policies:
+            loaded = load(lab.trained(kind, seed).model)
+            self._read(loaded)
+            lab.overview.say(f"measuring {TITLES.get(kind, kind)}, seed {seed}, on {len(self.texts)} texts")
+            for setting in self._settings(kind, loaded, policies[kind]):
+                self.found[setting] = self._losses(loaded, setting)
+                if setting.how in (KEPT, _same(self.at), _searched(self.at)):
+                    self.recall[setting] = self._recall(loaded, setting)
+
+    def factor(self, kind: str, policy: str, text: str, loss: float) -> float | None:
+        """Times less memory at which a model with searched budgets reaches a loss; None above it with everything."""
+        points = [(float(self.context), self.found[Setting(kind)].mean(text))]
+        points += [(size, self.found[Setting(kind, policy, _searched(size))].mean(text)) for size in self.sizes]
+        reached = size_at(points, loss)
+        return None if reached is None else self.context / reached.size
+
+    def _read(self, loaded: Loaded) -> None:
+        """The rows of all texts, once: the models of a table read with one tokenizer."""
+        for name, text in texts_of(self._lab.scale).items() if not self._rows else ():
+            store, count = text.store(loaded.tokenizer), SEARCH_ROWS if name == SEARCH else ROWS
+            documents = [np.asarray(store[d], np.int64)[1:] for d in range(len(store))]  # without <BOS>
+            rows, joined = pieces(documents, self.context - 1, count)
+            if len(rows) < count:
+                raise SelattnError(f"{store.name} has {len(rows)} rows of {self.context} tokens: {count} are wanted")
+            self._rows[name] = [[loaded.tokenizer.bos_id, *row.tolist()] for row in rows]
+            self.checksums[name] = store.checksum
+            self.texts += [name] if name != SEARCH else []
+            self.joined += [name] if joined else []
+
+    def _settings(self, kind: str, loaded: Loaded, policies: Sequence[str]) -> Iterator[Setting]:
+        yield Setting(kind)
+        paths = {name: self._search(loaded, name) for name in policies}
+        small = [size for size in (self.at, self.at // 2) if size in self.sizes]
+        for name, path in paths.items():
+            for size in self.sizes:
+                yield Setting(kind, name, _searched(size), nearest(path, [size])[0])
+            for size in small:
+                yield Setting(kind, name, _same(size), (size,) * loaded.description.layers)
+        for name, other in (("F", WINDOW), (WINDOW, "F")) if {"F", WINDOW} <= set(paths) else ():
+            for size in small:
+                yield Setting(kind, name, _searched(size, other), nearest(paths[other], [size])[0])
+
+    def _part(self, part: str, loaded: Loaded, setting: Setting, measure: Callable[[], T], kind: type[T]) -> T:
+        """What was measured of a setting before, or is now; the key has what it depends on."""
+        key: dict[str, object] = {"part": f"texts: {part}", "model": loaded.fingerprint, "texts": self.checksums}
+        key |= {"budgets": setting.budgets and list(setting.budgets), "policy": POLICIES.get(setting.policy)}
+        key["rows"] = [ROWS, SEARCH_ROWS, RECALL_ROWS, self._lab.scale.search_step]
+        return self._lab.part(key, kind, measure)
+
+    def _search(self, loaded: Loaded, policy: str) -> list[tuple[int, ...]]:
+        """The budgets along a search down to the smallest size: one procedure for every model and policy."""
+
+        def measure() -> list[tuple[int, ...]]:
+            rows = [torch.tensor(row) for row in self._rows[SEARCH]]
+            batches = make_batches([{"input_ids": row, "labels": row} for row in rows], _BATCH)
+            procedure = Procedure(self.context, step=self._lab.scale.search_step, floor=2, lazy=True)
+            until = Until(tokens=loaded.description.layers * self.sizes[-1])
+            path = search_rows(loaded.model, batches, until, procedure, policy=POLICIES[policy])[1]
+            return [each.budgets for each in path]
+
+        return self._part("search", loaded, Setting("", policy), measure, list[tuple[int, ...]])
+
+    def _losses(self, loaded: Loaded, setting: Setting) -> RowLosses:
+        def measure() -> RowLosses:
+            ids = torch.tensor([row for name in self.texts for row in self._rows[name]])
+            found = row_losses(loaded.model, ids, setting)
+            parts = (tuple(found[start : start + ROWS]) for start in range(0, len(found), ROWS))
+            return RowLosses(dict(zip(self.texts, parts, strict=True)))
+
+        return self._part("losses", loaded, setting, measure, RowLosses)
+
+    def _recall(self, loaded: Loaded, setting: Setting) -> dict[str, NeedleScore]:
+        def measure() -> dict[str, NeedleScore]:
+            rows = [row for name in self.texts for row in self._rows[name]]
+            rows = [rows[i * len(rows) // RECALL_ROWS] for i in range(RECALL_ROWS)]
+            distance = self.context * 9 // 16
+            needles = hide(rows, loaded.tokenizer, self.context, distance)
+            name = score(loaded.model, needles, setting.budgets, POLICIES.get(setting.policy))
+            return {f"a name, {distance} back": name, **recall(loaded.model, torch.tensor(rows), setting)}
+
+        return self._part("recall", loaded, setting, measure, dict[str, NeedleScore])
+
+
+def texts_of(scale: Scale) -> dict[str, Text]:
+    """The test part of each source of the mixture, the sources that nothing was trained on, and the search part."""
+    if scale.name == "smoke":
+        text = Text(scale.data.source, reading=scale.data.reading())
+        return {"held-out documents": text, SEARCH: text}
+    folder = Path(scale.data.source).resolve().parent
+    if not (folder / "counts.json").is_file():
+        raise SelattnError("texts are those that 'python -m lab mixture' writes: give --source FOLDER/mixture")
+    files = {file.name.split(".")[0]: file for file in sorted((folder / "parts").glob("*.test.jsonl.gz"))}
+    files |= {f"{file.name.split('.')[0]} (unseen)": file for file in sorted((folder / "unseen").glob("*.jsonl.gz"))}
+    files[SEARCH] = folder / "search.jsonl.gz"
+    return {name: Text(str(file), eos=False, reading=Reading(validation=1.0)) for name, file in files.items()}
+
+
+def pieces(documents: Sequence[NDArray[np.int64]], length: int, count: int) -> tuple[list[NDArray[np.int64]], bool]:
+    """So many pieces of single documents, evenly spread, or if there are too few of the documents joined; and which."""
+    found = [each[at : at + length] for each in documents for at in range(0, len(each) - length + 1, length)]
+    if joined := len(found) < count:
+        whole = np.concatenate(documents)
+        found = [whole[at : at + length] for at in range(0, len(whole) - length + 1, length)]
+    return [found[i * len(found) // count] for i in range(min(count, len(found)))], joined
+
+
+def _logits(model: LanguageModel, ids: Tensor, setting: Setting) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows and their logits on the CPU, batch by batch, with the budgets of a setting in force."""
+    budgets = None if setting.budgets is None else Budgets(setting.budgets)
+    policy = import_policy(POLICIES[setting.policy]) if setting.policy else None
+    with torch.inference_mode():
+        for part in ids.split(_BATCH):
+            given = part.to(model.device)
+            found = model(given, use_cache=False, cache_budgets=budgets, cache_policy=policy).logits
+            yield part, found.float().cpu()
+
+
+def row_losses(model: LanguageModel, ids: Tensor, setting: Setting) -> list[float]:
+    """The mean loss of each row of [R, N] in nats per token, the first token left out."""
+    found = [
+        nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), part[:, 1:], reduction="none").double().mean(-1)
+        for part, logits in _logits(model, ids, setting)
+    ]
+    return torch.cat(found).tolist()
+
+
+def recall(model: LanguageModel, rows: Tensor, setting: Setting) -> dict[str, NeedleScore]:
+    """Recall of random pairs, a key of two tokens and a value of two, put into rows [R, N] at several distances.
+
+    The keys stand once more at the end of the row, each followed by its value, which is to be predicted. In the control
+    another value stands in the first place. Tokens are of the rarer half of the vocabulary.
+    """
+    context, half = rows.shape[1], model.description.vocab_size // 2
+    distances = [int(context * far) for far in _FAR]
+    tokens = torch.as_tensor(Draw(0, range(len(rows))).below(half, 6 * len(distances))) + half
+    own, control, asked = rows.clone(), rows.clone(), []
+    for number, distance in enumerate(distances):
+        at = context - 4 * (len(distances) - number)  # of the question
+        key, value, other = tokens[:, 6 * number : 6 * number + 6].split(2, -1)
+        own[:, at - distance : at - distance + 4] = torch.cat([key, value], -1)
+        control[:, at - distance : at - distance + 4] = torch.cat([key, other], -1)
+        own[:, at : at + 4] = control[:, at : at + 4] = torch.cat([key, value], -1)
+        asked += [at + 2, at + 3]
+    wanted, before = own[:, asked], [at - 1 for at in asked]
+    logits = [torch.cat([found[:, before] for _, found in _logits(model, x, setting)]) for x in (own, control)]
+    means = [nn.functional.cross_entropy(x.transpose(1, 2), wanted, reduction="none").mean(0) for x in logits]
+    loss, without = (each.reshape(-1, 2).mean(-1).tolist() for each in means)
+    right = (logits[0].argmax(-1) == wanted).reshape(len(rows), -1, 2).all(-1).float().mean(0).tolist()
+    scores = [NeedleScore(b - a, a, share) for a, b, share in zip(loss, without, right, strict=True)]
+    return {f"a pair, {distance} back": each for distance, each in zip(distances, scores, strict=True)}
+
+
+def _beside(ours: Setting) -> Setting:
+    """Window+4 with the budgets of a setting with the order by F, on the same model."""
+    of_window, alike = f" for {WINDOW}", ours.how.endswith("every layer")
+    how = ours.how if alike else ours.how.removesuffix(of_window) if of_window in ours.how else f"{ours.how} for F"
+    return replace(ours, policy=WINDOW, how=how)
+
+
+def cells_of(found: Sequence[MeasuredSeed], policies: Policies, missing: dict[str, str]) -> Iterator[Cell]:
+    """The table: losses, differences, what F adds, factors, recall; and rows of what was not run, with the reason."""
+    first, at = found[0], found[0].at
+    base = next(iter(policies))  # the model that the others are held against
+    columns = (*first.texts, MEAN)
+    shown = [s for s in first.found if s.how in (KEPT, _same(at), _searched(at))]
+    for setting, text in product(shown, columns):
+        yield Cell(setting.row, text, tuple(each.found[setting].mean(text) for each in found))
+    for (what, reason), text in product(missing.items(), columns):
+        yield Cell(f"{what}: not run ({reason})", text, (None,) * len(found))
+    pairs = [(each, Setting(base), f"less {Setting(base).row}") for each in shown if each != Setting(base)]
+    pairs += [(each, _beside(each), f"less {WINDOW}") for each in first.found if each.policy == "F"]
+    for (these, those, less), text in product(pairs, columns):
+        if those in first.found:
+            both = [each.found[these].less(each.found[those], text) for each in found]
+            yield Cell(f"{these.row}, {less}", text, tuple(difference for difference, _ in both))
+            errors = tuple(error for _, error in both)
+            yield Cell(f"{these.row}, {less}: standard error over rows", text, errors, digits=4)
+    limits = ((_AT_STANDARD, base, 0.0), (_AT_OWN, "", GAIN))
+    for kind, (what, whose, more), text in product(policies, limits, columns):
+        for name in policies[kind]:
+            values = [x.factor(kind, name, text, x.found[Setting(whose or kind)].mean(text) + more) for x in found]
+            yield Cell(f"{Setting(kind, name, '').row}, {what}", text, tuple(values), digits=1)
+    for setting in first.recall:
+        for place in first.recall[setting]:
+            scores = [measured.recall[setting][place] for measured in found]
+            yield Cell(f"{setting.row}, nats a token read", place, tuple(x.gain for x in scores))
+            yield Cell(f"{setting.row}, recalled", place, tuple(x.right for x in scores), percent=True, digits=1)
+
+
+def _missing(policies: Policies) -> dict[str, str]:
+    """What a reader would look for and does not find, and why."""
+    found = {Setting(kind, how="").row: "see the experiment 'texts'" for kind in KINDS if kind not in policies}
+    for kind, name in ((kind, name) for kind, names in policies.items() for name in POLICIES if name not in names):
+        no_f = name == "F" and kind in (STANDARD, ON_STANDARD)
+        found[Setting(kind, name, "").row] = "it has no F" if no_f else "the experiment 'texts' has it of other models"
+    return found
+
+
+def conclude(record: Reproduction) -> Reproduction:
+    """What holds on the mean of the texts, and on the text where it holds least."""
+    rows = {cell.row for cell in record.cells}
+    at, (base, *kinds) = record.details["at"], record.details["policies"]
+    less = f"less {Setting(base).row}"
+    texts = list(dict.fromkeys(cell.column for cell in record.cells if cell.row.endswith(less)))
+    claims = []
+    for kind in kinds:
+        title, nats = TITLES.get(kind, kind), f"nats below {TITLES.get(base, base)} attention with everything kept"
+        adds, f = f"nats of loss that F saves beside {WINDOW}, the same budgets", f"{title}, F"
+        order = f"In {title} attention F evicts better than {WINDOW}: "
+        for row, what, text in (
+            (f"{title}, {KEPT}, {less}", nats, f"With everything kept {title} attention has the smaller loss."),
+            (f"{f}, {_searched(at)}, {less}", nats, f"Pruned by F to {at} tokens a layer {title} attention has it."),
+            (f"{f}, {_searched(at)}, less {WINDOW}", adds, f"{order}budgets searched for F."),
+            (f"{f}, {_searched(at, WINDOW)}, less {WINDOW}", adds, f"{order}budgets searched for {WINDOW}."),
+            (f"{f}, {_same(at)}, less {WINDOW}", adds, f"{order}the same K in every layer."),
+            (f"{f}, {_AT_STANDARD}", _AT_STANDARD, f"{title}, F: the standard loss with less than half the memory."),
+            (f"{f}, {_AT_OWN}", _AT_OWN, f"{title}, F: its own loss with less than half the memory."),
+        ):
+            if row not in rows:
+                continue
+            sign, than, digits = (1, 2.0, 1) if "memory" in what else (-1, 0.0, 3)
+            found = {name: tuple(sign * (x or 0.0) for x in record.cell(row, name).values) for name in texts}
+            worst = min((name for name in texts if name != MEAN), key=lambda name: statistics.fmean(found[name]))
+            for name, where in ((MEAN, MEAN), (worst, f"where it is least, {worst}")):
+                claims.append(Claim(text, found[name], f"{what}, {where}", than=than, digits=digits))
+    return replace(record, claims=tuple(claims), notes=_notes(record.settings))
+
+
+def _notes(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{settings['rows']} rows of each text, the same for all models, of documents that no model was trained on. "
+        f"Documents were joined where too few fill a row: {', '.join(settings['joined']) or 'nowhere'}.",
+        f"Budgets are searched on {settings['search_rows']} rows of the search part, by one procedure for every model "
+        "and policy; 'searched for' names the policy if it is another. Factors follow these budgets; 'none', in claims "
+        "0: above that loss with everything kept.",
+        "Differences are paired by row and seed; the standard error is over the rows of one text, for each seed.",
+        "What is read is the loss with another answer in its place less the loss: of a made-up name in a sentence, and "
+        "of random pairs of rare tokens at several distances.",
+    )
+
+
+@dataclass(frozen=True)
+class Grid:
+    """An experiment: by which policies each kind of model is pruned, the first kind being what others are held against.
+
+    `longer` is the tokens of its models, as times those of a long run; `positions` and `d` are the scale's if None.
+    """
+
+    policies: Policies
+    longer: int = 1
+    positions: str | None = None
+    d: int | None = None
+
+    def needs(self, scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
+        """Models of one seed have the same initial weights and order of data."""
+        if LATE in self.policies:
+            late = memory_late_needs(scale, seeds)
+            return {name: need for name, need in late.items() if name.rpartition(", ")[0] in self.policies}
+        if Path(scale.data.source).exists():  # else nothing can be trained on it
+            texts_of(scale)  # is refused before hours of training
+        steps = scale.long_steps * self.longer
+        runs = {kind: scale.run(kind, d=self.d, positions=self.positions, steps=steps) for kind in self.policies}
+        return with_seeds(runs, seeds)
+
+    def evaluate(self, lab: Lab) -> Measured:
+        found = [MeasuredSeed(lab, self.policies, seed) for seed in lab.seeds]
+        lab.settings |= {"rows": ROWS, "search_rows": SEARCH_ROWS, "recall_rows": RECALL_ROWS}
+        lab.settings |= {"tokens": found[0].checksums, "joined": found[0].joined}
+        details = {
+            "policies": {kind: list(names) for kind, names in self.policies.items()},
+            "at": found[0].at,
+            "losses": [{s.row: {t: round(x.mean(t), 5) for t in m.texts} for s, x in m.found.items()} for m in found],
+            "budgets": [{s.row: list(s.budgets) for s in m.found if s.budgets is not None} for m in found],
+        }
+        return Measured(tuple(cells_of(found, self.policies, _missing(self.policies))), details=details)
+
+
+_ALL, _PAIR = tuple(POLICIES), Grid({STANDARD: (), SELECTIVE: ()})
+_LATE = Grid({ON_STANDARD: (), LATE: ("F", WINDOW)})
+_TEXTS = Grid({STANDARD: _ALL[1:], SELECTIVE: _ALL, MEMORY: _ALL})
+EXPERIMENTS = tuple(
+    Experiment(name, "open: other texts", sentence, grid.needs, grid.evaluate, conclude=conclude)
+    for name, grid, sentence in (
+        ("texts", _TEXTS, "losses and recall on many texts, of every model under every policy"),
+        ("texts-pair", _PAIR, "losses on many texts with everything kept"),
+        ("texts-learned", replace(_PAIR, positions="learned"), "the same with learned positions, as in the paper"),
+        ("texts-long", replace(_PAIR, longer=2), "the same after twice as many tokens"),
+        ("texts-large", replace(_PAIR, longer=2, d=6), "the same with twice the size"),
+        ("texts-late", _LATE, "the memory loss at the end of training, on many texts"),
+    )
+)
