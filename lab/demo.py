@@ -218,7 +218,7 @@ class _Learning(Shown):
     def say(self, text: str) -> None:
         """Leave the evaluations out where there is a bar: they are shown at the end, too."""
         if not self.console.is_terminal and text.startswith("step "):
-            super().say(f"{self._kind} attention, {text}")
+            self.console.print(f"{self._kind} attention, {text}", markup=False)
 
 
 def contestant(kind: str, steps: int | None) -> RunConfig:
