@@ -32,18 +32,17 @@ from selattn.cache import Budgets
 from selattn.conversion import ConversionRun, conversion_run
 from selattn.conversion.trainer import Converter
 from selattn.data import Reading, documents
-from selattn.evaluation.batches import Batch, make_batches
-from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.parts import Parts, open_parts
+from selattn.evaluation.losses import Batch, log_perplexity, make_batches
 from selattn.evaluation.text import Text
 from selattn.models.loading import Loaded, load
-from selattn.pruning import prune
+from selattn.pruning import Until, prune
 from selattn.training import train
 from selattn.training.config import TextData
-from selattn.training.display import make_display
 from selattn.utils import records
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
+from selattn.utils.journal import Parts, open_parts
+from selattn.utils.progress import Shown
 
 RECIPE, CONTROL = "recipe", "control"
 RECIPES: dict[str, tuple[str, ...]] = {
@@ -112,7 +111,7 @@ class Bench:
         found = prune(
             subject,
             text,
-            f"factor={FURTHEST}",
+            Until(factor=FURTHEST),
             out=where,
             rows=PARTS["search"],
             report=Text(str(self.folder / "report.jsonl"), reading=Reading(validation=1.0)),
@@ -271,8 +270,9 @@ def main() -> None:
         wanted, runs = [(name, seed) for name in options.recipes for seed in options.seeds], []
         for done, (name, seed) in enumerate(wanted, 1):
             where = options.runs / f"{name.replace(' ', '-')}-{seed}"
-            display = make_display(f"{name}, seed {seed}", console)
-            trained = train(runs_of(options, name, seed), where, resume=True, display=display, maker=Converter())
+            console.print(f"[bold]{name}, seed {seed}[/]")
+            progress = Shown(console, keep=True)
+            trained = train(runs_of(options, name, seed), where, resume=True, progress=progress, maker=Converter())
             if trained.interrupted:
                 raise SystemExit("stopped with a checkpoint; the same command goes on")
             runs.append(measured(bench, name, seed, where / "model", limits))

@@ -27,12 +27,12 @@ from rich.table import Table
 from stock_policies import POLICIES, Reader, checksum, losses, passkey, written
 
 from selattn.conversion import ConversionRecord, convert
-from selattn.evaluation.parts import Parts, open_parts
 from selattn.models.loading import Loaded, load
 from selattn.training.config import TextData
-from selattn.training.display import make_display
 from selattn.utils import records
 from selattn.utils.distributed import Team
+from selattn.utils.journal import Parts, open_parts
+from selattn.utils.progress import Shown
 
 FACTORS, SHOWN = (1, 2, 4, 8), 4  # times less memory; what texts are written and passkeys asked with
 MORE = math.log(1.01)  # nats: 1% of perplexity
@@ -74,12 +74,12 @@ def measure(
 
 def converted(options: argparse.Namespace, steps: int) -> ConversionRecord:
     """The model's conversion in so many steps; goes on with one that was begun."""
-    settings = [f"schedule.steps={steps}", f"optimizer.lr={options.lr}", "batch.size=2", "batch.micro=1"]
-    settings += ["checkpoints.every=10", "checkpoints.keep=1", "evaluation.every=1000000", "evaluation.rows=8"]
-    settings += ["evaluation.batch=1", "log_every=5", f"machine.precision={options.precision}"]
+    settings = {"schedule.steps": steps, "optimizer.lr": options.lr, "batch.size": 2, "batch.micro": 1}
+    settings |= {"checkpoints.every": 10, "checkpoints.keep": 1, "evaluation.every": 10**6, "evaluation.rows": 8}
+    settings |= {"evaluation.batch": 1, "log_every": 5, "machine.precision": options.precision}
     data = TextData(source=options.text, separator=options.separator, layout="packed", context=options.context)
     runs = options.runs / str(steps)
-    done = convert(options.model, data, runs, settings=settings, resume=True, display=make_display)
+    done = convert(options.model, data, runs, settings=settings, resume=True, progress=Shown(keep=True))
     if done.record is None:
         raise SystemExit("stopped with a checkpoint; the same command goes on")
     return done.record

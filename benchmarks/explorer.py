@@ -20,14 +20,13 @@ from pathlib import Path
 import numpy as np
 
 from selattn.data.embedded import embedded_documents
+from selattn.evaluation.traces import Trace, pack_steps
+from selattn.evaluation.tracing import trace as trace_of
 from selattn.models.loading import load
 from selattn.utils.progress import ProgressLine
 from selattn.utils.records import write_record
 from selattn.views.explorer import Page
 from selattn.views.explorer.page import grid, page_step, usual_policies
-from selattn.views.packed import pack_steps
-from selattn.views.trace import Trace
-from selattn.views.trace import trace as trace_of
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the browser is the tests'
 from tests.views.browser import Tab, browser

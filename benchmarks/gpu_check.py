@@ -21,7 +21,7 @@ from selattn.ops import AuxRequest, Rules, Selection, Sequences
 from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.ops.backends.triton.selfcheck import HEADS, Situation, Size, rows_of_tokens, until_rows
 from selattn.utils import records
-from selattn.utils.progress import Progress, ProgressLines, nothing
+from selattn.utils.progress import Progress, Shown
 
 FINAL = AuxRequest(memory=True, final_f=True)
 
@@ -134,19 +134,21 @@ class Record:
     examples: tuple[Example, ...]
 
 
-def check_gpu(progress: Progress = nothing) -> Record:
+def check_gpu(progress: Progress | None = None) -> Record:
     """Run every example on the CUDA device."""
     if reason := configs.unavailable():
         raise SelattnError(f"the GPU kernels cannot be checked: {reason}")
     device = torch.device("cpu" if configs.interpreted() else "cuda")
     plan, backend, found = whole(device), Triton(), []
-    for done, (name, size) in enumerate(plan):
-        progress(f"{name}, {str(size.dtype).removeprefix('torch.')}", done, len(plan))
+    progress = progress or Progress()
+    progress.begin(len(plan), "examples")
+    for name, size in plan:
         began = time.perf_counter()
         outcome = selfcheck.run(name, size, backend, SITUATIONS)
         seconds = time.perf_counter() - began
         found.append(Example(name, outcome.dtype, size.size, size.n, tuple(outcome.wrong), seconds))
-    progress("done", len(plan), len(plan))
+        progress.advance(1, f"{name}, {outcome.dtype}")
+    progress.end()
     identity = selfcheck.identity(device)
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     failed = sum(bool(example.wrong) for example in found)
@@ -159,7 +161,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("selattn-gpu-check.json"))
     args = parser.parse_args()
     records.check_output(args.out)
-    found, console = check_gpu(ProgressLines()), Console(highlight=False, soft_wrap=True)
+    found, console = check_gpu(Shown()), Console(highlight=False, soft_wrap=True)
     for x in found.examples:
         for line in x.wrong:
             console.print(f"{x.name} ({x.dtype}, heads of {x.size}, {x.tokens:,} tokens): {line}", style="red")

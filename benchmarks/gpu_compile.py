@@ -41,7 +41,7 @@ from selattn.ops.backends.triton.attention import OPERATOR, backward, forward
 from selattn.ops.backends.triton.prepare import ALWAYS, instead
 from selattn.ops.order import Order
 from selattn.utils import records
-from selattn.utils.progress import ProgressLines
+from selattn.utils.progress import Shown
 
 TARGETS = (80, 86, 90, 100)
 DTYPES = ("bfloat16", "float16", "float32")
@@ -416,12 +416,13 @@ def main() -> None:
     usual = [] if args.only_rarer else list(product(args.calls, args.targets, args.dtypes, args.sizes))
     todo = usual + [(name, *RARER_ON) for name in ([] if args.no_rarer else RARER)]
     found: list[list[Row]] = []
-    progress = ProgressLines()
+    progress = Shown()
+    progress.begin(len(todo), "compiling")
     with ProcessPoolExecutor(args.jobs, mp_context=get_context("spawn")) as pool:
-        for done, each in enumerate(pool.map(compiled, *zip(*todo, strict=True))):
-            progress("compiling", done, len(todo))
+        for each in pool.map(compiled, *zip(*todo, strict=True)):
             found.append(each)
-    progress("done", len(todo), len(todo))
+            progress.advance()
+    progress.end()
     rows, others = ([row for each in some for row in each] for some in (found[: len(usual)], found[len(usual) :]))
     if args.extend:  # another may have written meanwhile
         old = before(args.out, text)

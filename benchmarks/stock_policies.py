@@ -23,10 +23,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from selattn.evaluation.parts import Parts, open_parts
 from selattn.models.loading import Loaded, load
 from selattn.utils import records
 from selattn.utils.distributed import Team
+from selattn.utils.journal import Parts, open_parts
 
 POLICIES, FACTORS = ("h2o", "tova", "window+4"), (2, 4, 8)
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "

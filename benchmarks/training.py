@@ -22,33 +22,33 @@ from transformers import set_seed
 
 from lab.runs import find_run
 from selattn.training import RunConfig, train
-from selattn.training.datasets import Data, prepare
-from selattn.training.display import Display
+from selattn.training.datasets import Data, Share, StepBatches, prepare
 from selattn.training.model import make_model, model_config
 from selattn.training.overrides import override
-from selattn.training.sampling import Share, StepBatches
 from selattn.utils import records
+from selattn.utils.progress import Progress
 
 KINDS = ("standard", "selective", "memory")
 WARM = 5  # steps that are not timed
 
 
-class Clock(Display):
+class Clock(Progress):
     """Notes when each step ended."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
-    def step(self, step: int) -> None:
+    def advance(self, by: float = 1, text: str | None = None) -> None:
         """Note it."""
-        self.times.append(time.perf_counter())
+        if by:
+            self.times.append(time.perf_counter())
 
 
 def with_trainer(run: RunConfig, data: Data) -> float:
     """Seconds of the timed steps with the Trainer."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        train(run, f"{folder}/run", data=data, display=clock)
+        train(run, f"{folder}/run", data=data, progress=clock)
     return clock.times[-1] - clock.times[WARM - 1]
 
 

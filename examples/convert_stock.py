@@ -11,8 +11,9 @@ import argparse
 import torch
 
 import selattn
+from selattn.pruning import parse_until
 from selattn.training.config import TextData
-from selattn.training.display import make_display
+from selattn.utils.progress import Shown
 
 
 def main() -> None:
@@ -32,11 +33,11 @@ def main() -> None:
         arguments.model,
         TextData(source=arguments.text, validation=arguments.held_out, context=arguments.context),
         arguments.out,
-        settings=[f"schedule.steps={arguments.steps}"],
-        prune=arguments.until,
+        settings={"schedule.steps": arguments.steps},
+        prune="original" if arguments.until == "original" else parse_until([arguments.until]),
         search_rows=8,
         resume=True,
-        display=make_display,
+        progress=Shown(keep=True),
     )
     if found.record is None:
         raise SystemExit("stopped with a checkpoint; the same command goes on")

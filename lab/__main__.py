@@ -24,13 +24,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from selattn.cli import _options
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.cli.main import INTERRUPTED, guarded
 from selattn.errors import SelattnError
 from selattn.utils.distributed import leads
@@ -69,11 +67,13 @@ def dispatch(argv: Sequence[str]) -> int:
 
 def experiments_parser() -> Parser:
     """The options of experiments."""
+    from lab.engine.run import OUT, STORE
+
     about = "Carry out experiments: train what is missing, measure, and write records, tables and figures."
     parser = Parser(prog="python -m lab", description=about)
     parser.add_argument("names", nargs="*", metavar="NAME", help="experiments, see `python -m lab list`")
     parser.add_argument("--all", action="store_true", help="every experiment that can be run at this scale")
-    parser.add_argument("--scale", choices=SCALES, help="smoke (default), laptop or paper")
+    parser.add_argument("--scale", choices=SCALES, default="smoke", help="smoke (default), laptop or paper")
     parser.add_argument(
         "--source", type=_options.name, metavar="TEXT", help="the text (laptop: enwik8-clean; paper: c4)"
     )
@@ -86,8 +86,10 @@ def experiments_parser() -> Parser:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting of every training; see 'train'"
     )
-    parser.add_argument("--store", type=_options.path, metavar="FOLDER", help="of models (default: runs/reproduce)")
-    parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of records (default: results/reproduce)")
+    parser.add_argument(
+        "--store", type=_options.path, default=STORE, metavar="FOLDER", help=f"of models (default: {STORE})"
+    )
+    parser.add_argument("--out", type=_options.path, default=OUT, metavar="FOLDER", help=f"of records (default: {OUT})")
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     return parser
 
@@ -115,7 +117,7 @@ def carry_out(args: argparse.Namespace, **more: Any) -> int:
     """Train, measure, and show the tables; `more` is given to `reproduce`, too."""
     from lab.engine.progress import Overview, ShownOverview
     from lab.engine.records import verdict
-    from lab.engine.run import OUT, STORE, reproduce
+    from lab.engine.run import reproduce
     from lab.engine.tables import table_of
 
     if bool(args.names) == args.all:
@@ -124,7 +126,6 @@ def carry_out(args: argparse.Namespace, **more: Any) -> int:
     if twice is not None:
         raise SelattnError(f"{twice} is named twice: give each experiment once")
     console = Console(highlight=False)
-    _options.fill(args, {"scale": "smoke", "store": STORE, "out": OUT})
     given = {"store": args.store, "overview": ShownOverview() if leads() else Overview(), **more}
     done = reproduce(
         ["all"] if args.all else args.names,
@@ -156,22 +157,23 @@ def _list(argv: Sequence[str]) -> int:
     from lab.experiments import EXPERIMENTS, find_experiment
     from lab.results import earlier_records
     from lab.scales import LAPTOP
+    from selattn.utils.tables import Table
 
     parser = Parser(prog="python -m lab list", description="List the experiments, and what is recorded.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="which ones (default: all)")
     parser.add_argument("--out", type=_options.path, default=OUT, metavar="FOLDER", help=f"of records (default: {OUT})")
     args = parser.parse_args(argv)
-    table = Table("name", "in the paper", "what", "scales", "laptop", "recorded", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.columns[0].no_wrap = True
+    rows = []
     before = earlier_records(args.out)
     for each in [find_experiment(name) for name in args.names] or EXPERIMENTS.values():
         time = in_words(seconds(each.needs(LAPTOP, LAPTOP.seeds).values())) if LAPTOP.name in each.scales else ""
         there = [scale for scale in each.scales if (args.out / scale / f"{each.name}.json").is_file()]
         there += [Path(str(record.earlier)).name for record in before if record.experiment == each.name]
         scales = "all" if len(each.scales) == len(SCALES) else ", ".join(each.scales)
-        table.add_row(each.name, each.paper, each.sentence, scales, time, ", ".join(there))
+        rows.append((each.name, each.paper, each.sentence, scales, time, ", ".join(there)))
     console = Console(highlight=False)
-    console.print(table)
+    head = ("name", "in the paper", "what", "scales", "laptop", "recorded")
+    console.print(Table(head, rows, left=range(1, len(head)), whole=[0]).rich())
     console.print("[dim]laptop: about how long its trainings take on 2 cores, with nothing in the store[/]")
     return 0
 

@@ -20,7 +20,6 @@ from typing import Any, cast
 
 import torch
 from rich.console import Console
-from rich.table import Table as Grid
 from rich.text import Text as Line
 
 from lab import example
@@ -29,35 +28,39 @@ from lab.scales import PAIR
 from lab.tasks import VariableAssignment
 from selattn.cache import Budgets
 from selattn.cli import _options
-from selattn.cli._parser import Parser
-from selattn.evaluation.batches import make_batches
-from selattn.evaluation.decoding import Decoding, measure_decoding
-from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.searches import Step
+from selattn.cli._options import Parser
+from selattn.evaluation.examples import PASSAGE
+from selattn.evaluation.losses import log_perplexity, make_batches
+from selattn.evaluation.speed import Decoding, measure_decoding
 from selattn.evaluation.text import Text
+from selattn.evaluation.tracing import given_text, trace
 from selattn.models.generation import continued
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Procedure, Until, prune, search_rows
+from selattn.pruning.folder import Step
 from selattn.training.config import RunConfig
-from selattn.training.display import Bar
 from selattn.training.folder import LOG, read_log
 from selattn.training.launch import train
-from selattn.training.record import LogLine, Score
-from selattn.utils.progress import ProgressLines
+from selattn.training.record import Score
+from selattn.utils.progress import Progress, Shown
 from selattn.utils.records import provenance
+from selattn.utils.tables import Table, byte_size
 from selattn.utils.typed import to_json
 from selattn.views import plot
-from selattn.views.examples import PASSAGE
 from selattn.views.explorer import explore
-from selattn.views.html.blocks import Block, Explorer, Headline, Listing, Paragraph, Picture, Table
-from selattn.views.html.document import Report, Section
-from selattn.views.html.provenance import how_it_was_made
-from selattn.views.html.search import budgets as budgets_table
-from selattn.views.plot.search import path_of_search
-from selattn.views.plot.training import losses_of_log
-from selattn.views.reading import given_text
-from selattn.views.trace import trace
-from selattn.views.words import size
+from selattn.views.plot.curves import losses_of_log, path_of_search
+from selattn.views.report import (
+    Block,
+    Explorer,
+    Headline,
+    Listing,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    how_it_was_made,
+)
+from selattn.views.reports import budgets as budgets_table
 
 REPORT = "runs/demo.html"
 KINDS = PAIR[::-1]  # the selective model first
@@ -138,10 +141,10 @@ def demo(folder: str | Path, sizes: DemoSizes | None = None, console: Console | 
         shown.chapter(
             "Reporting", "Pictures, tables, settings and versions go into one page that opens in any browser."
         )
-        shown.progress("drawing", 0, None)
+        shown.progress.begin(None, "drawing")
         reading = read_blocks(sizes, text)
     finally:
-        shown.progress.close()
+        shown.progress.end()
     seconds = time.perf_counter() - begun
     settings = {"sizes": to_json(sizes), "training": runs["selective"].to_dict(), "seconds": round(seconds)}
     right = {kind: f"{scores[kind]['validation'].accuracy or 0.0:.1%}" for kind in KINDS}
@@ -178,11 +181,11 @@ class Terminal:
     """Shows stages as they happen: a title, a sentence and progress for each."""
 
     def __init__(self, console: Console) -> None:
-        self.console, self.progress, self._number = console, ProgressLines(shown=not console.quiet), 0
+        self.console, self.progress, self._number = console, Progress() if console.quiet else Shown(), 0
 
     def chapter(self, title: str, sentence: str) -> None:
         """A stage begins: what it is, in a sentence for newcomers."""
-        self.progress.close()
+        self.progress.end()
         self._number += 1
         self.console.print()
         self.console.rule(f"[bold]{self._number}. {title}", align="left")
@@ -190,29 +193,32 @@ class Terminal:
 
     def table(self, title: str, table: Table, compared: int = 0) -> None:
         """A table of the report; of the first so many columns the largest share stands out in its row."""
-        self.progress.close()
-        grid = Grid(*table.head, title=title, title_justify="left", title_style="bold")
-        for column in grid.columns[1:]:
-            column.justify = "right"
-        for name, *cells in table.rows:
+        self.progress.end()
+        styles: dict[tuple[int, int], str] = {}
+        for number, (_, *cells) in enumerate(table.rows):
             best = max(cells[:compared], key=lambda cell: float(cell.rstrip("%")), default=None)
-            grid.add_row(name, *(Line(cell, "bold green" if cell == best else "") for cell in cells))
-        self.console.print(grid)
+            styles |= {(number, at): "bold green" for at, cell in enumerate(cells, 1) if cell == best}
+        self.console.print(dataclasses.replace(table, title=title, styles=styles).rich())
 
 
-class _Learning(Bar):
+class _Learning(Shown):
     """A bar with the loss in a terminal, lines with evaluations elsewhere; the command says what an interrupt does."""
 
-    def interrupting(self) -> None:
-        """Leave it to the command."""
+    def __init__(self, console: Console, kind: str) -> None:
+        super().__init__(console, keep=True)
+        self._kind = kind
+        if console.is_terminal:
+            console.print(f"[bold]{kind} attention[/]")
 
-    def record(self, record: LogLine) -> None:
-        """Leave the others out: the evaluations are shown at the end, too."""
-        if self.console.is_terminal and "evaluation" not in record:
-            super().record(record)
-        elif not self.console.is_terminal and "evaluation" in record:
-            right = " and ".join(f"{score['accuracy']:.1%}" for score in record["evaluation"].values())
-            self.console.print(f"step {record['step']}: {right} right")
+    def advance(self, by: float = 1, text: str | None = None) -> None:
+        """Leave the losses to the bar."""
+        if self.console.is_terminal:
+            super().advance(by, text)
+
+    def say(self, text: str) -> None:
+        """Leave the evaluations out where there is a bar: they are shown at the end, too."""
+        if not self.console.is_terminal and text.startswith("step "):
+            self.console.print(f"{self._kind} attention, {text}", markup=False)
 
 
 def contestant(kind: str, steps: int | None) -> RunConfig:
@@ -235,7 +241,7 @@ def learn(
     )
     scores, curves = {}, []
     for kind, run in runs.items():
-        finished = train(run, folder / kind, display=_Learning(shown.console, f"{kind} attention"))
+        finished = train(run, folder / kind, progress=_Learning(shown.console, kind))
         if finished.interrupted:
             raise KeyboardInterrupt
         scores[kind] = finished.evaluation
@@ -267,17 +273,18 @@ def learn(
         f"them: the latest value counts. Both models see {run.schedule.steps} batches of {run.batch.size} samples, and "
         "then samples with far fewer values than they were trained on."
     )
-    return scores, [Paragraph(words), dataclasses.replace(answers, caption="Right answers"), *curves]
+    return scores, [Paragraph(words), dataclasses.replace(answers, title="Right answers"), *curves]
 
 
 def look(models: dict[str, Loaded], shown: Terminal) -> Sequence[Block]:
     """One sample as its question sees it: struck through what is masked, in blue what is read most."""
     shown.chapter("Looking", "A value that was overwritten is of no use: the selective model crosses such tokens out.")
     traces = {}
-    for number, (kind, model) in enumerate(models.items()):
-        shown.progress("looking", number, len(models))
+    shown.progress.begin(len(models), "looking")
+    for kind, model in models.items():
         traces[kind] = trace(model, given_text("sample", model), name=f"{kind} attention")
-    shown.progress.close()
+        shown.progress.advance()
+    shown.progress.end()
     chosen, other = traces["selective"], traces["standard"]
     question = chosen.size - 2
     for layer in range(chosen.layers):
@@ -368,7 +375,7 @@ class Saving:
         ]
         if self.whole.right is not None:
             rows.append([f"right answers of {self.questions:,}", *(f"{side.right:.1%}" for side in sides)])
-        rows.append(["bytes of the cache", *(size(side.decoding.cache_bytes) for side in sides)])
+        rows.append(["bytes of the cache", *(byte_size(side.decoding.cache_bytes) for side in sides)])
         rows.append(["tokens per second", *(f"{side.decoding.tokens_per_second:,.0f}" for side in sides)])
         first = self.whole.decoding
         caption = f"Decoded token by token: {first.batch} sequences at a time, up to {first.context:,} tokens"
@@ -416,13 +423,13 @@ def prune_task(loaded: Loaded, run: RunConfig, sizes: DemoSizes, shown: Terminal
         make_batches(searched, 128),
         until,
         Procedure(context, step=1, floor=2, lazy=True),
-        progress=lambda step, last, sure: shown.progress("searching", step.iteration, last),
+        progress=shown.progress,
     )
     ids = torch.stack([row["input_ids"] for row in others]).to(model.device)
     batches = make_batches(others, 256)
 
     def side(budgets: Budgets | None) -> Side:
-        shown.progress("answering", 0, None)
+        shown.progress.begin(None, "answering")
         written = cast(Any, model).generate(ids[:, :-1], max_new_tokens=1, do_sample=False, cache_budgets=budgets)
         right = (written[:, -1] == ids[:, -1]).double().mean().item()
         loss = log_perplexity(model, batches, budgets)
@@ -448,13 +455,13 @@ def prune_text(loaded: Loaded, folder: Path, sizes: DemoSizes, shown: Terminal) 
         floor=4,
         lazy=True,
         batch=4,
-        progress=lambda step, last, sure: shown.progress("searching", step.iteration, last),
+        progress=shown.progress,
     )
     model, context = loaded.model, loaded.description.context
     ids = loaded.tokenizer.split(PASSAGE)[0][: context - sizes.tokens]
 
     def side(loss: float, budgets: Budgets | None) -> Side:
-        shown.progress("writing", 0, None)
+        shown.progress.begin(None, "writing")
         with torch.inference_mode():
             new = list(continued(model, ids, sizes.tokens, model.new_cache(budgets)))
         measured = measure_decoding(model, context, sizes.batch, budgets=budgets)

@@ -35,11 +35,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.data.files import find_files, read_file, read_objects
 from selattn.errors import SelattnError
-from selattn.utils.files import write_json
-from selattn.utils.folders import folders_for
+from selattn.utils.files import folders_for, write_json
 
 HELD_OUT = ("test", "validation", "search")
 LEAST, SHARE, MOST = 200_000, 0.015, 0.08  # characters of a held-out part, and shares of its source

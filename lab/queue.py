@@ -35,16 +35,14 @@ from rich.table import Table
 
 from lab.engine.experiment import Need
 from lab.engine.records import Reproduction
-from lab.engine.run import OUT, STORE, all_needs, check_settings, choose, with_reading
+from lab.engine.run import all_needs, check_settings, choose, with_reading
 from lab.engine.store import Store
 from lab.scales import find_scale
 from selattn.cli import _options
 from selattn.cli.main import INTERRUPTED
 from selattn.errors import SelattnError
 from selattn.training.identity import source_name
-from selattn.utils.files import write_json
-from selattn.utils.folders import folders_for
-from selattn.utils.locks import Lock
+from selattn.utils.files import Lock, folders_for, write_json
 from selattn.utils.records import read_body
 from tools.records import RecordedStore, check_extend, check_positions, make_parser
 
@@ -143,7 +141,6 @@ def read_lines(file: Path) -> list[Line]:
 
 def _line(text: str, hours: float, words: Sequence[str]) -> Line:
     args = make_parser().parse_args(words)
-    _options.fill(args, {"scale": "smoke", "store": STORE, "out": OUT})
     size = find_scale(args.scale, args.source, dict(args.text), args.positions)
     chosen = choose(args.names, size)
     check_positions(chosen, size, args.positions)

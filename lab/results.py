@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lab.engine.records import LEAST, Cell, Claim, Reproduction, verdict
-from lab.engine.tables import grid, seeds_of, table_of, what_was_run
+from lab.engine.tables import conditions, seeds_of, table_of, what_was_run
 from lab.experiments import EXPERIMENTS, find_experiment
 from lab.experiments.language import DISAGREES, SAME
 from selattn.utils.files import write_json, write_text
 from selattn.utils.records import read_body, read_record
+from selattn.utils.tables import Table
 from selattn.utils.typed import to_json
 
 MARK = "<!-- Written by 'python -m lab results' from the records: do not edit. -->"
@@ -103,7 +104,7 @@ def _glance(found: Sequence[Reproduction]) -> str:
         said = _counted(Counter(verdict(claim, record.scale) for claim in record.claims))
         name = f"[{record.experiment}](#{record.experiment})"
         rows.append((name, record.paper, what_was_run(record), said or "nothing is claimed"))
-    return grid(("experiment", "in the paper", "what was run", "verdicts"), rows)
+    return Table(("experiment", "in the paper", "what was run", "verdicts"), rows).grid()
 
 
 def _counted(verdicts: Mapping[str, int]) -> str:
@@ -118,7 +119,7 @@ def _counted(verdicts: Mapping[str, int]) -> str:
 def _claims(record: Reproduction) -> str:
     of = "seeds" if "values" not in record.settings else "pairs"
     rows = [(claim.text, _ours(claim, of), _papers(claim), verdict(claim, record.scale)) for claim in record.claims]
-    return grid(("claim", "ours", "the paper's", "verdict"), rows)
+    return Table(("claim", "ours", "the paper's", "verdict"), rows).grid()
 
 
 def _ours(claim: Claim, of: str) -> str:
@@ -144,7 +145,8 @@ def _section(record: Reproduction) -> str:
     """The claims, the table, every seed's own number, and where all of it comes from."""
     where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
     table = table_of(record)
-    lines = [f"**{table.where[:1].upper()}{table.where[1:]}.** Record: `{where}`.{_made(record)}\n"]
+    how = conditions(record)
+    lines = [f"**{how[:1].upper()}{how[1:]}.** Record: `{where}`.{_made(record)}\n"]
     if record.claims:
         lines.append(_claims(record))
     if len(table.rows) > _LONG:

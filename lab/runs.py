@@ -21,7 +21,7 @@ from lab import t5
 from lab.scales import KINDS, LAPTOP, PAIR, PAPER, SELECTIVE, STANDARD, Scale
 from lab.tasks import Copy, Parity, Task, VariableAssignment
 from selattn.cli import train as command
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.errors import SelattnError, shortened
 from selattn.training import presets
 from selattn.training.config import (

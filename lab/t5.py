@@ -34,10 +34,10 @@ from selattn.training.config import (
     Schedule,
     TextData,
 )
-from selattn.training.course import Course, check_course
 from selattn.training.datasets import VALIDATION, Data, samples, stores_of
 from selattn.training.maker import Made
 from selattn.training.memory import Sizes, check_memory
+from selattn.training.model import Course, check_course
 
 _FIELDS = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads")
 
@@ -159,7 +159,7 @@ def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
 
 @dataclass(frozen=True)
 class T5Ends:
-    """Where the course of a T5 ends, see `selattn.training.course.Ends`; its layers are those of the decoder."""
+    """Where the course of a T5 ends, see `selattn.training.model.Ends`; its layers are those of the decoder."""
 
     num_hidden_layers: int
     selects: bool

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from selattn.cli import _options
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.data.draws import Draw
 from selattn.data.task import IGNORE, Task, TaskDataset, at_least
 from selattn.errors import SelattnError

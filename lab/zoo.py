@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from lab.runs import ZOO, find_run
 from selattn.cli import _options
-from selattn.cli._parser import Parser
+from selattn.cli._options import Parser
 from selattn.cli.main import INTERRUPTED
 from selattn.data.task import SAMPLE
 from selattn.errors import SelattnError
@@ -18,10 +18,10 @@ from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import SHIPPED, VARIABLE, zoo_folder, zoo_models
 from selattn.training import folder
 from selattn.training.config import TextData
-from selattn.training.display import Display, make_display
 from selattn.training.launch import train
 from selattn.training.overrides import override
-from selattn.utils.folders import make_folder
+from selattn.utils.files import make_folder
+from selattn.utils.progress import Progress, Shown
 from selattn.utils.suggest import advice
 
 MADE = "runs/zoo"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     wanted = args.names or names()
     if args.source and not any(map(reads_text, wanted)):
         raise SelattnError(f"--source would change nothing: {' and '.join(wanted)} read no text")
-    if make_zoo(wanted, args.source, args.set, args.runs, make_display):
+    if make_zoo(wanted, args.source, args.set, args.runs, Shown(keep=True)):
         return 0
     print("stopped with a checkpoint; the same command resumes")
     return INTERRUPTED
@@ -61,7 +61,7 @@ def reads_text(name: str) -> bool:
 
 
 def make_zoo(
-    wanted: Sequence[str], source: str | None, settings: Sequence[str], runs: Path, display: Callable[[str], Display]
+    wanted: Sequence[str], source: str | None, settings: Sequence[str], runs: Path, progress: Progress
 ) -> bool:
     """Train and export the models that the zoo lacks; False if it was interrupted.
 
@@ -70,7 +70,7 @@ def make_zoo(
         source: the text, for those that read text; None is what their runs say.
         settings: `field=value` for every run.
         runs: where the runs' folders go. A run that is there is resumed.
-        display: makes what is shown of a run, from its title.
+        progress: is told how the trainings proceed.
     """
     for name in wanted:
         if name in zoo_models():
@@ -80,7 +80,7 @@ def make_zoo(
         run = override(find_run(f"zoo-{name}"), settings)
         if source is not None and isinstance(run.data, TextData):
             run = override(run, [f"data.source={source}"])
-        done = train(run, runs / name, resume=True, display=display(name))
+        done = train(run, runs / name, resume=True, progress=progress)
         if done.interrupted:
             return False
         export(done.folder / folder.MODEL, zoo_folder() / name)

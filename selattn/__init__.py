@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from selattn.conversion import convert
     from selattn.evaluation import evaluate
+    from selattn.evaluation.tracing import trace
     from selattn.models import (
         NewForm,
         SelectiveConfig,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from selattn.training import train
     from selattn.views import plot
     from selattn.views.explorer import explore
-    from selattn.views.trace import trace
 
 __version__ = "0.1.0"
 
@@ -88,7 +88,7 @@ _HOMES = {
     "explore": "selattn.views.explorer",
     "plot": "selattn.views.plot",
     "prune": "selattn.pruning",
-    "trace": "selattn.views.trace",
+    "trace": "selattn.evaluation.tracing",
     "train": "selattn.training",
 }
 

@@ -12,17 +12,16 @@ from selattn.data.sentencepiece import from_sentencepiece
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
-from selattn.evaluation.decoding import measure_decoding
-from selattn.evaluation.kv_size import kv_size
-from selattn.evaluation.subjects import Subject
+from selattn.evaluation.speed import measure_decoding
+from selattn.evaluation.subjects import Subject, kv_size
 from selattn.evaluation.text import Text
 from selattn.models import seam
 from selattn.models.engine import Engine
 from selattn.models.generation import continued
 from selattn.models.loading import load
 from selattn.models.sampling import sampler
-from selattn.pruning import Procedure, first_step, steps
-from selattn.pruning.whole import WholeTrials, make_trials
+from selattn.pruning import Procedure, Until, first_step, steps
+from selattn.pruning.trials import WholeTrials, make_trials
 from selattn.utils.distributed import Team
 from tests.evaluation.folders import pieces, text_file
 from tests.models.tiny import tiny
@@ -189,17 +188,19 @@ def test_evaluated_by_one_call(text, tokenizer):
 
 def test_searched_by_one_call(text, tokenizer):
     own = load(OwnModel(300, context=32), tokenizer)
-    found = selattn.prune(own, text, "factor=2", rows=4, report_rows=5, step=8, out="search", policy=Newest())
+    found = selattn.prune(own, text, Until(factor=2), rows=4, report_rows=5, step=8, out="search", policy=Newest())
     assert found.budgets.memory_factor(2, 32) >= 2
     assert Budgets.load("search/budgets.json") == found.budgets
-    assert selattn.prune(own, text, "factor=2", rows=4, report_rows=5, step=8, out="search", policy=Newest()) == found
+    assert (
+        selattn.prune(own, text, Until(factor=2), rows=4, report_rows=5, step=8, out="search", policy=Newest()) == found
+    )
     other = load(OwnModel(300, context=32, seed=1), tokenizer)
     with pytest.raises(SelattnError, match="holds a search of OwnModel with other weights"):
-        selattn.prune(other, text, "factor=2", rows=4, report_rows=5, step=8, out="search", policy=Newest())
+        selattn.prune(other, text, Until(factor=2), rows=4, report_rows=5, step=8, out="search", policy=Newest())
     with pytest.raises(SelattnError, match="a saved config names built-in policies only, not Newest"):
-        selattn.prune(own, text, "factor=2", policy=Newest(), save_model="copy")
+        selattn.prune(own, text, Until(factor=2), policy=Newest(), save_model="copy")
     with pytest.raises(SelattnError, match="OwnModel was given as an object: save it by its own"):
-        selattn.prune(own, text, "factor=2", rows=4, report_rows=5, out="other", save_model="copy")
+        selattn.prune(own, text, Until(factor=2), rows=4, report_rows=5, out="other", save_model="copy")
 
 
 def test_it_is_loaded_with_a_tokenizer(tokenizer):

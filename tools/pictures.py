@@ -24,11 +24,11 @@ from lab.engine.records import Reproduction
 from lab.experiments import find_experiment
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError
+from selattn.evaluation.examples import PASSAGE
 from selattn.utils.files import write_bytes, write_text
 from selattn.utils.records import read_body
 from selattn.utils.suggest import unknown
-from selattn.views.examples import PASSAGE
-from selattn.views.figure import write_figure
+from selattn.views.plot.style import write_figure
 from tests.views.browser import Tab, browser
 
 ROOT = Path(__file__).parents[1]

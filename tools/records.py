@@ -24,18 +24,17 @@ from rich.console import Console
 from lab.__main__ import carry_out, different, experiments_parser
 from lab.engine.experiment import Experiment, Need
 from lab.engine.records import Reproduction, UsedModel
-from lab.engine.run import OUT, STORE, choose
+from lab.engine.run import choose
 from lab.engine.store import DIVERGED, Store, Trained
 from lab.scales import Scale, find_scale
 from selattn.cli.main import guarded
 from selattn.errors import SelattnError
 from selattn.training import folder as run_folder
-from selattn.training.display import Display
 from selattn.training.folder import CONFIG, LOG, MODEL, RECORD
 from selattn.training.identity import training_key
 from selattn.training.record import Score, TrainingRecord
-from selattn.utils.folders import folders_for, make_folder
-from selattn.utils.locks import LOCK, locked
+from selattn.utils.files import LOCK, folders_for, locked, make_folder
+from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, read_body
 from selattn.utils.typed import from_json
 
@@ -59,15 +58,14 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _main(argv: Sequence[str]) -> int:
     args = make_parser().parse_args(argv)
-    name = args.scale or "smoke"
+    name = args.scale
     size = find_scale(name, args.source, dict(args.text), args.positions)
     chosen = choose(["all"] if args.all else args.names, size)
     check_positions(chosen, size, args.positions)
-    folder = args.store or STORE
-    store = Store(folder)
+    store = Store(args.store)
     if args.extend:
         check_extend(chosen)
-        store = RecordedStore(folder, (args.out or OUT) / name)
+        store = RecordedStore(args.store, args.out / name)
     console = Console(stderr=True, highlight=False)
     for runs in args.adopt:
         for run, what in adopt(store, runs).items():
@@ -135,9 +133,9 @@ class RecordedStore(Store):
         made = {each.name: getattr(model, each.name) for each in fields(Provenance) if hasattr(model, each.name)}
         return RecordedTraining(need, file, None, Provenance(command="", seed=None, **made), model.diverged, told=model)
 
-    def train(self, need: Need, display: Display | None = None) -> Trained | None:
+    def train(self, need: Need, progress: Progress | None = None) -> Trained | None:
         """The trained model; one that it begins with is trained, too, for a record has no weights."""
-        return Store(self.folder).train(need, display)
+        return Store(self.folder).train(need, progress)
 
 
 def adopt(store: Store, folder: str | Path) -> dict[Path, str]:

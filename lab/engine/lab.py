@@ -14,11 +14,11 @@ from lab.engine.progress import Overview
 from lab.engine.store import Store, Trained
 from lab.scales import Scale
 from selattn.errors import SelattnError
-from selattn.evaluation.parts import Parts
 from selattn.evaluation.text import Text
 from selattn.models.loading import Loaded
 from selattn.training.config import TextData
 from selattn.utils.distributed import Team
+from selattn.utils.journal import Parts
 
 T = TypeVar("T")
 

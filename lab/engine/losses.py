@@ -16,8 +16,7 @@ from lab.engine.lab import Lab
 from lab.engine.records import Cell, Claim, Measured, Reproduction, Values, differences
 from lab.scales import PAIR, SELECTIVE, STANDARD, Scale, scale_of
 from selattn.training.config import RunConfig
-from selattn.views.figure import COLORS, MARKERS
-from selattn.views.plot.style import heading, new_figure, styled
+from selattn.views.plot.style import COLORS, MARKERS, heading, new_figure, styled
 
 ALIKE = 0.005  # nats: losses that differ by less are as good as the same
 Papers = Mapping[int, tuple[float, float]]  # d: the paper's loss without a setting, and with it

@@ -5,15 +5,13 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.console import Console
 
 from lab.engine.experiment import Need
 from selattn.training.config import RunConfig, TextData
-from selattn.training.display import Display, evaluation
-from selattn.training.record import LogLine, Score
-from selattn.utils.progress import ProgressLine
-from selattn.utils.typed import from_json
+from selattn.utils.progress import Progress, ProgressLine
 
 SPEED = 9e10  # products and sums a second of 2 cores of a laptop, as `selattn train` gets from them with small models
 _START = 3.0  # seconds before the first step
@@ -52,9 +50,9 @@ class Overview:
     def begin(self, needs: Mapping[str, Need]) -> None:
         """These are to be trained, by name."""
 
-    def display(self, name: str, need: Need) -> Display:
+    def display(self, name: str, need: Need) -> Progress:
         """What the training of one of them reports to."""
-        return Display()
+        return Progress()
 
     def say(self, text: str) -> None:
         """Something else has happened."""
@@ -81,7 +79,7 @@ class ShownOverview(Overview):
         if needs and self.console.is_terminal:
             self._bar = ProgressLine("training, % of all runs", 100, keep=True, console=self.console).start()
 
-    def display(self, name: str, need: Need) -> Display:
+    def display(self, name: str, need: Need) -> Progress:
         """One for the next run; one that comes up while an experiment measures is counted by itself."""
         if self._number >= self._runs:
             self.begin({name: need})
@@ -124,29 +122,29 @@ class ShownOverview(Overview):
             self._bar = None
 
 
-class _Part(Display):
+class _Part(Progress):
     """What a training reports to: a part of the overview."""
 
     def __init__(self, overview: ShownOverview, title: str, weight: float) -> None:
         self._overview, self._title, self._weight = overview, title, weight
-        self._steps, self._ended, self._text = 1, False, ""
+        self._step, self._steps, self._ended, self._text = 0.0, 1.0, False, ""
 
-    def begin(self, step: int, steps: int) -> None:
-        self._steps = steps
-        self._overview.resumed(self._weight * step / steps)
-        self._overview.moved(self._title, self._weight * step / steps)
+    def begin(self, total: float | None, title: str = "", done: float = 0, **how: Any) -> None:
+        self._step, self._steps = done, total or 1
+        self._overview.resumed(self._weight * done / self._steps)
+        self._overview.moved(self._title, self._weight * done / self._steps)
 
-    def step(self, step: int) -> None:
-        self._overview.moved(
-            self._title, self._weight * step / self._steps, f"step {step:,}/{self._steps:,}{self._text}"
-        )
+    def advance(self, by: float = 1, text: str | None = None) -> None:
+        self._step += by
+        if by:
+            told = f"step {self._step:,.0f}/{self._steps:,.0f}{self._text}"
+            self._overview.moved(self._title, self._weight * self._step / self._steps, told)
 
-    def record(self, record: LogLine) -> None:
-        if "evaluation" in record:
-            self._text = f"  {evaluation(from_json(dict[str, Score], record['evaluation']))}"
-
-    def interrupting(self) -> None:
-        self._overview.say("stopping, with a checkpoint")
+    def say(self, text: str) -> None:
+        if text.startswith("step "):  # an evaluation, which stands behind the steps from then on
+            self._text = f"  {text.partition('  ')[2]}"
+        else:
+            self._overview.say(text)
 
     def end(self) -> None:
         if not self._ended:

@@ -13,14 +13,12 @@ from lab.engine.lab import Lab
 from lab.engine.store import Trained
 from lab.scales import KINDS
 from selattn.cache import Budgets
-from selattn.evaluation.batches import Batch, make_batches
-from selattn.evaluation.curve import Curve, Point, size_at
-from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.results import MeasuredCurve, Tradeoff
-from selattn.evaluation.searches import Step, read_path
-from selattn.evaluation.tradeoff import measure_tradeoff
+from selattn.evaluation.losses import Batch, log_perplexity, make_batches
+from selattn.evaluation.results import MeasuredCurve, Point, Tradeoff
+from selattn.evaluation.tradeoff import Curve, measure_tradeoff, size_at
 from selattn.models.loading import Loaded, load
-from selattn.pruning import Until, chosen, prune
+from selattn.pruning import Until, chosen, prune, read_search
+from selattn.pruning.folder import Step, read_path
 
 FLOOR = 2  # tokens that every layer keeps in the end
 GAIN = 0.005  # nats above the unpruned loss at which the gain still counts as kept
@@ -140,7 +138,9 @@ def tradeoff(lab: Lab, seed: int, others: bool = True, suffix: str = "") -> Trad
     standard, selective, memory = (lab.trained(kind + suffix, seed) for kind in KINDS)
     folders = {"selective": search(lab, selective), "memory loss": search(lab, memory)}
     models = {"selective": selective, "memory loss": memory}
-    curves = [Curve(name, name, load(models[name].model), search=folder) for name, folder in folders.items()]
+    curves = [
+        Curve(name, name, load(models[name].model), search=read_search(folder)) for name, folder in folders.items()
+    ]
     base = load(standard.model)
     if others:
         curves += [Curve(name, "standard", base, policy, sizes=True) for name, policy in POLICIES.items()]
@@ -152,7 +152,7 @@ def tradeoff(lab: Lab, seed: int, others: bool = True, suffix: str = "") -> Trad
         "models": [curve.loaded.fingerprint for curve in curves],
         "baseline": base.fingerprint,
         "rows": [scale.search_rows, scale.report_rows],
-        "curves": [[curve.name, curve.policy, curve.search and str(curve.search.name)] for curve in curves],
+        "curves": [[curve.name, curve.policy, curve.search and str(curve.search.folder.name)] for curve in curves],
         "text": lab.tokens(base),
     }
 

@@ -24,13 +24,13 @@ from lab.scales import Scale, find_scale
 from lab.tasks import Task
 from selattn.data import Reading
 from selattn.errors import SelattnError, UnknownSourceError
-from selattn.evaluation.parts import Parts, open_parts
 from selattn.training.config import RunConfig, TextData
 from selattn.training.overrides import override
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
+from selattn.utils.journal import Parts, open_parts
 from selattn.utils.records import Provenance, check_output, machine, read_body, revision, versions, write_record
-from selattn.views.figure import write_figure
+from selattn.views.plot.style import write_figure
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
 NOTHING, TASK = "nothing is trained", "sequences of the task"  # where a record says what its models read

@@ -16,11 +16,11 @@ from lab.engine.experiment import Need
 from lab.engine.records import UsedModel
 from selattn.errors import DivergedError, SelattnError
 from selattn.training import folder as run_folder
-from selattn.training.display import Display
 from selattn.training.folder import LOG, MODEL, RECORD
 from selattn.training.launch import train
 from selattn.training.record import LogLine, Score, TrainingRecord
 from selattn.utils.files import write_json
+from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, provenance, read_body, read_record
 from selattn.utils.typed import to_json
 
@@ -116,19 +116,19 @@ class Store:
             return Trained(need, where, None, read_body(where / DIVERGED, Provenance), int(ended["step"]))
         return None
 
-    def train(self, need: Need, display: Display | None = None) -> Trained | None:
+    def train(self, need: Need, progress: Progress | None = None) -> Trained | None:
         """The trained model, trained now if it is not there; None if Ctrl-C has ended that."""
         found = self.find(need)
         if found is not None:
             return found
         run, where = need.run, self.place(need.key)
         if need.after is not None:
-            before = self.train(need.after, display)
+            before = self.train(need.after, progress)
             if before is None:
                 return None
             run = replace(run, start=replace(run.start, model=before.model))
         try:
-            if train(run, where, resume=True, display=display).interrupted:
+            if train(run, where, resume=True, progress=progress).interrupted:
                 return None
         except DivergedError as error:
             made = to_json(provenance(run.seed))

@@ -2,71 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.engine.records import Cell, Reproduction
 from selattn.training.identity import source_name
+from selattn.utils.tables import Table
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16"}  # that are worth a word
 _WHOLE = 1e5  # from where on a number is a count
-_SPECIAL = re.compile(r"([&%$#_{}])")
 
 
-@dataclass(frozen=True)
-class RecordTable:
-    """Texts in rows and columns.
-
-    Attributes:
-        what: it is about.
-        where: at which scale, how often, with what models.
-        columns: headings; the first is that of the rows' names.
-        rows: as many texts in each as there are columns.
-        notes: below it.
-    """
-
-    what: str
-    where: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def title(self) -> str:
-        """What stands above it."""
-        return f"{self.what} ({self.where})"
-
-    def grid(self) -> str:
-        """Rows and columns alone, in Markdown."""
-        return grid(self.columns, self.rows)
-
-    def markdown(self) -> str:
-        """The table for a page, with its title and notes."""
-        notes = "".join(f"- {note}\n" for note in self.notes)
-        return f"**{self.title}**\n\n{self.grid()}" + (f"\n{notes}" if notes else "")
-
-    def latex(self) -> str:
-        """The table for a paper, with its title as the caption."""
-        kinds = "l" + "c" * (len(self.columns) - 1)
-        rows = [" & ".join(map(_escaped, row)) + r" \\" for row in (self.columns, *self.rows)]
-        notes = "".join(f"% {note}\n" for note in self.notes)
-        body = "\n".join([rows[0], r"\hline", *rows[1:]])
-        return (
-            f"{notes}\\begin{{table}}[h]\n\\caption{{{_escaped(self.title)}}}\n\\begin{{center}}\n"
-            f"\\begin{{tabular}}{{{kinds}}}\n{body}\n\\end{{tabular}}\n\\end{{center}}\n\\end{{table}}\n"
-        )
-
-
-def grid(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown; what looks like a tag, such as <BOS>, is shown as it is."""
-    lines = [f"| {' | '.join(each)} |".replace("<", "&lt;") for each in (columns, *rows)]
-    return "\n".join([lines[0], f"|{' --- |' * len(columns)}", *lines[1:]]) + "\n"
-
-
-def table_of(record: Reproduction) -> RecordTable:
+def table_of(record: Reproduction) -> Table:
     """The cells of a record: a column for each of theirs, and one beside it where the paper has numbers."""
     rows = list(dict.fromkeys(cell.row for cell in record.cells))
     columns = list(dict.fromkeys(cell.column for cell in record.cells))
@@ -83,10 +31,14 @@ def table_of(record: Reproduction) -> RecordTable:
             if column in compared:
                 texts.append("" if cell is None else papers(cell))
         body.append(tuple(texts))
+    return Table(headings, body, f"{record.paper}: {record.sentence} ({conditions(record)})", record.notes)
+
+
+def conditions(record: Reproduction) -> str:
+    """At which scale, how often, and with what models its numbers were measured."""
     runs = "one run" if len(record.seeds) == 1 else f"mean of {len(record.seeds)} seeds (smallest to largest)"
     trained = record.models or record.earlier
-    where = f"{record.scale} scale, {runs}; {what_was_run(record)}" if trained else record.data
-    return RecordTable(f"{record.paper}: {record.sentence}", where, tuple(headings), tuple(body), record.notes)
+    return f"{record.scale} scale, {runs}; {what_was_run(record)}" if trained else record.data
 
 
 def what_was_run(record: Reproduction) -> str:
@@ -161,7 +113,3 @@ def seeds_of(cell: Cell, names: Sequence[str]) -> str:
 def number(value: float, cell: Cell) -> str:
     """With the digits that the cell asks for."""
     return f"{100 * value:.{cell.digits}f}%" if cell.percent else f"{value:,.{cell.digits}f}"
-
-
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", text).replace("~", r"\textasciitilde{}").replace("^", r"\textasciicircum{}")

@@ -16,8 +16,7 @@ from lab.scales import KINDS
 from selattn.data import DocumentRows, PackedRows, read_tokenizer, store_for
 from selattn.training.config import TextData
 from selattn.training.folder import MODEL
-from selattn.views.figure import COLORS, MARKERS
-from selattn.views.plot.style import heading, new_figure, styled
+from selattn.views.plot.style import COLORS, MARKERS, heading, new_figure, styled
 
 Course = dict[int, Values]  # tokens -> the loss of each seed
 

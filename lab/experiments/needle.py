@@ -23,10 +23,10 @@ from selattn.cache import Budgets, import_policy
 from selattn.data import Tokenizer
 from selattn.data.draws import Draw
 from selattn.errors import SelattnError
-from selattn.evaluation.curve import nearest
-from selattn.evaluation.searches import read_path
+from selattn.evaluation.tradeoff import nearest
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
+from selattn.pruning.folder import read_path
 
 _READS = 0.1  # nats a token: what a sentence must be worth before anybody speaks of reading it
 _WORTH, _COPIED = "nats a token that the sentence is worth", "names copied"  # columns

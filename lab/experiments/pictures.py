@@ -20,12 +20,12 @@ from lab.engine.pruning import at_limit, full_rows, search
 from lab.engine.records import Cell, Claim, Measured, Reproduction, differences
 from lab.engine.store import Trained
 from lab.scales import MEMORY, SELECTIVE, STANDARD, Scale
-from selattn.evaluation.searches import read_path
+from selattn.evaluation.examples import PAPER
+from selattn.evaluation.traces import MeanF, Trace
+from selattn.evaluation.tracing import Run, mean_f, smallest_f, trace, watched
 from selattn.models.loading import load
+from selattn.pruning.folder import read_path
 from selattn.views import plot
-from selattn.views.examples import PAPER
-from selattn.views.mean import MeanF, mean_f
-from selattn.views.trace import Run, Trace, smallest_f, trace, watched
 
 _ALIVE = 1.0  # a pair with F below it is alive: what the memory loss counts, tau
 Floats = NDArray[np.floating[Any]]

@@ -14,9 +14,9 @@ from lab.engine.store import Trained
 from lab.experiments.synthetic import assignment_runs, copy_runs, parity_runs
 from lab.scales import PAIR, SELECTIVE, STANDARD, Scale
 from selattn.data.task import Task
+from selattn.evaluation.traces import Trace
+from selattn.evaluation.tracing import Words, trace
 from selattn.views.plot import attention, tokens
-from selattn.views.reading import Words
-from selattn.views.trace import Trace, trace
 
 TEXT = "A day after former president Barack Obama visited Columbia, ibuprofen was sold out in Uclan."
 _TASKS = {"variable assignment": assignment_runs, "copy": copy_runs, "parity": parity_runs}

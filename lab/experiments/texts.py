@@ -31,9 +31,9 @@ from selattn.cache import Budgets, import_policy
 from selattn.data import Reading
 from selattn.data.draws import Draw
 from selattn.errors import SelattnError
-from selattn.evaluation.batches import make_batches
-from selattn.evaluation.curve import nearest, size_at
+from selattn.evaluation.losses import make_batches
 from selattn.evaluation.text import Text
+from selattn.evaluation.tradeoff import nearest, size_at
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
 from selattn.pruning import Procedure, Until, search_rows

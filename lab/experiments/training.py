@@ -12,9 +12,9 @@ from lab.engine.pruning import GAIN, at_limit, loss_with, search, within_own
 from lab.engine.records import Cell, Claim, Measured, differences
 from lab.engine.store import Trained
 from lab.scales import MEMORY, SELECTIVE, STANDARD, Scale
-from selattn.evaluation.curve import nearest
-from selattn.evaluation.searches import read_path
+from selattn.evaluation.tradeoff import nearest
 from selattn.models.loading import load
+from selattn.pruning.folder import read_path
 from selattn.training.config import RunConfig, Shrink, Start
 
 # --- Training on with the budgets that a search has found, after it or in each iteration

@@ -5,11 +5,16 @@ a model for every command. Ctrl-C stops it, --resume goes on; under torchrun the
 """
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from selattn.cli import _converted, _options
-from selattn.cli._text import READING, SOURCES, add_reading_options, check_reading
+from selattn.cli import _options
+from selattn.cli._options import READING, SOURCES, add_reading_options, check_reading
 from selattn.errors import SelattnError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selattn.conversion import Converted
 
 # Options that stand for a field of the run.
 FIELDS = {
@@ -50,7 +55,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         help="then search for budgets, as 'selattn prune --until WHAT' does (default: the loss of the original)",
     )
     parser.add_argument("--policy", help="who leaves when a layer is full, of --prune (default: selective)")
-    parser.add_argument("--layout", help="documents, one in each row (default), or packed")
+    parser.add_argument("--layout", default="documents", help="documents, one in each row (default), or packed")
     parser.add_argument(
         "--context", type=_options.whole(2), metavar="N", help="tokens of a row (default: the model's, at most 512)"
     )
@@ -70,51 +75,77 @@ def run(args: argparse.Namespace) -> int:
     if args.prune is None:
         _options.refuse(args, ["policy"], "without --prune nothing is searched")
     check_reading(args, [args.data])
-    _options.fill(args, {**READING, "layout": "documents"})
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
-    from selattn.conversion import convert
+    from selattn.conversion import conversion_run, convert
     from selattn.conversion.config import CONTEXT
+    from selattn.conversion.run import EQUAL
     from selattn.models.loading import load
-    from selattn.pruning.display import SearchDisplay
+    from selattn.pruning import parse_until
     from selattn.training.config import TextData
-    from selattn.training.display import make_display
     from selattn.training.launch import resume_command
+    from selattn.training.overrides import parsed
     from selattn.utils.distributed import leads
+    from selattn.utils.progress import Shown
 
-    given = [f"{field}={getattr(args, name)}" for name, field in FIELDS.items() if getattr(args, name) is not None]
-    fields = [setting.partition("=")[0] for setting in (*given, *args.set)]
+    given = {field: getattr(args, name) for name, field in FIELDS.items() if getattr(args, name) is not None}
+    fields = [*given, *(setting.partition("=")[0] for setting in args.set)]
     twice = next((field for field in fields if fields.count(field) > 1), None)
     if twice is not None:
         raise SelattnError(f"{twice} is given twice: give it once")
     context = args.context or min(CONTEXT, load(args.model).description.context)
-    reading = {name: getattr(args, name) for name in (*READING, "layout")}
+    text = TextData(source=args.data, context=context, **{name: getattr(args, name) for name in (*READING, "layout")})
     console = Console(stderr=True, highlight=False, quiet=not leads())
-    search = SearchDisplay(console)
+    progress = Shown(console, keep=True)
     try:
         found = convert(
             args.model,
-            TextData(source=args.data, context=context, **reading),
+            text,
             args.out,
-            settings=[*given, *args.set],
+            settings={**given, **parsed(conversion_run(args.model, text, context), args.set)},
             control=args.control,
-            prune=args.prune,
+            prune=args.prune if args.prune in (None, EQUAL) else parse_until([args.prune]),
             policy=args.policy,
             resume=args.resume,
             overwrite=args.overwrite,
-            display=make_display,
-            searching=search,
+            progress=progress,
         )
     except KeyboardInterrupt:
-        search.close()
+        progress.end()
         console.print(f"stopped; go on with:\n  {resume_command()}", soft_wrap=True)
         return INTERRUPTED
     finally:
-        search.close()
+        progress.end()
     if found.interrupted:
         console.print(f"stopped at step {found.step:,}; go on with:\n  {resume_command()}", soft_wrap=True)
         return INTERRUPTED
     if leads():
-        _converted.draw(found, Console(highlight=False))
+        draw(found, Console(highlight=False))
     return 0
+
+
+def draw(found: "Converted", console: "Console") -> None:
+    """The losses side by side, and where the model is."""
+    import math
+
+    from selattn.conversion.run import LINES, ORIGINAL
+    from selattn.training.display import shares
+    from selattn.utils.tables import Table
+
+    record = found.record
+    assert record is not None
+    rows = []
+    for key, line in LINES.items():
+        if key in record.losses:
+            loss = record.losses[key]
+            rows.append((line, f"{loss:.4f}", f"{math.exp(loss):.3f}", f"{loss - record.losses[ORIGINAL]:+.4f}"))
+    console.print(Table(("", "loss", "perplexity", "above the original"), rows).rich())
+    if record.kept:
+        console.print(f"kept by layer, of all tokens: {shares(record.kept)}")
+    if record.budgeted is not None:
+        told = record.budgeted
+        factor = f"[bold]{told.memory_factor:.2f} times less memory[/]"
+        console.print(f"{factor}: K = {list(told.budgets)} by the policy {told.policy}, in its config", soft_wrap=True)
+    counted = f"{record.tokens:,} tokens; {record.rows:,} other rows compared"
+    console.print(f"{counted}; the model is {found.folder}", soft_wrap=True)

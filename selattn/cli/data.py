@@ -4,15 +4,13 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._text import add_reading_options
+from selattn.cli._options import add_reading_options, check_reading, reading_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from selattn.data import Reading
-
-VOCABULARY = 8000  # tokens of a tokenizer that is trained
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
@@ -30,7 +28,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     build.add_argument("source", help="c4, wikitext, lm1b, hub:OWNER/NAME, a file, a folder, or embedded")
     build.add_argument("--out", type=_options.path, metavar="FOLDER", help="folder to make (default: in the cache)")
     build.add_argument(
-        "--vocab", type=_options.whole(1, 2**31 - 1), metavar="N", help="tokens to train (default: 8000)"
+        "--vocab", type=_options.whole(1, 2**31 - 1), default=8000, metavar="N", help="tokens to train (default: 8000)"
     )
     build.add_argument(
         "--tokenizer",
@@ -56,23 +54,30 @@ def run(args: argparse.Namespace) -> int:
     """Print samples, or build a token store; the exit code."""
     from rich.console import Console
 
-    from selattn.cli._samples import read_with, show_text
-
     console = Console(highlight=False)
-    if args.action == "build":
-        build(args, read_with(args, args.source), console)
-    else:
-        show_text(args, console)
+    source = args.source if args.action == "build" else args.name
+    check_reading(args, [source])
+    (build if args.action == "build" else show)(args, reading_of(args, args.limit), console)
     return 0
+
+
+def show(args: argparse.Namespace, reading: "Reading", console: "Console") -> None:
+    """The beginning of the first documents."""
+    from itertools import islice
+
+    from selattn.data import documents
+
+    for text in islice(documents(args.name, args.split, reading), args.samples):
+        console.rule(f"{len(text):,} characters", align="left")
+        console.print(text[:600] + (" ..." if len(text) > 600 else ""), markup=False)
 
 
 def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> None:
     """A tokenizer, if none is given, and a store for each split."""
-    from rich.table import Table
-
     from selattn.data import TokenStore, build_corpus, read_tokenizer, store_for, tokenizer_for
-    from selattn.utils.folders import folders_for
+    from selattn.utils.files import folders_for
     from selattn.utils.records import check_new_folder
+    from selattn.utils.tables import Table
 
     if args.out:
         check_new_folder(args.out)
@@ -82,7 +87,7 @@ def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> N
         _options.refuse(args, ["vocab"], "--tokenizer has its own vocabulary")
         tokenizer = read_tokenizer(args.tokenizer)
     else:
-        tokenizer = tokenizer_for(args.source, args.vocab or VOCABULARY, reading, progress=True)
+        tokenizer = tokenizer_for(args.source, args.vocab, reading, progress=True)
     how: dict[str, Any] = {"reading": reading, "threads": args.threads, "progress": True}
     if args.out:
         with folders_for(args.out.parent):
@@ -90,13 +95,13 @@ def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> N
         stores = [TokenStore(args.out / split) for split in args.split]
     else:
         stores = [store_for(args.source, tokenizer, split, **how) for split in args.split]
-    table = Table("split", "documents", "tokens", "bytes per token")
-    table.add_column("folder", overflow="fold")
+    rows = []
     for split, store in zip(args.split, stores, strict=True):
         meta = store.meta
         ratio = f"{meta['bytes'] / meta['tokens']:.2f}"
-        table.add_row(split, f"{meta['documents']:,}", f"{meta['tokens']:,}", ratio, str(store.path))
-    console.print(table)
+        rows.append((split, f"{meta['documents']:,}", f"{meta['tokens']:,}", ratio, str(store.path)))
+    head = ("split", "documents", "tokens", "bytes per token", "folder")
+    console.print(Table(head, rows, left=[4]).rich())
     console.print(
         f"{tokenizer.vocab_size:,} tokens: {args.out / 'tokenizer' if args.out else tokenizer.path}", soft_wrap=True
     )

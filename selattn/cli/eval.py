@@ -10,11 +10,22 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._text import SOURCES, TEXT, add_text_options, fill_text_options
+from selattn.cli._options import SOURCES, TEXT, add_text_options, check_reading, texts_of
 from selattn.errors import SelattnError
+from selattn.utils.records import check_output
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from selattn.evaluation.results import Comparison, Tradeoff
+    from selattn.evaluation.tradeoff import Curve
+    from selattn.utils.distributed import Team
+
+FORMATS = (".png", ".svg", ".pdf")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -36,6 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--skip",
         type=rows_or_folder,
+        default=0,
         metavar="N|SEARCH",
         help="leave out what a search has seen: one on N rows, or the one in a folder",
     )
@@ -72,11 +84,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure the models, print the tables, and write the record; the exit code."""
     check_options(args)
-    fill_text_options(args, args.data)
-    _options.fill(args, {"skip": 0})
+    check_reading(args, args.data)
     from rich.console import Console
 
-    from selattn.cli._measure import run_curve, run_side_by_side
     from selattn.cli.main import INTERRUPTED
     from selattn.utils.distributed import Team
 
@@ -100,6 +110,32 @@ def rows_or_folder(text: str) -> int | str:
     return _options.whole(0)(text) if text.removeprefix("-").isdecimal() else _options.name(text)
 
 
+def parse_curve(text: str) -> Curve:
+    """`MODEL@SEARCH`, `MODEL@sizes:POLICY` or `MODEL`, with `NAME=` in front for a name of one's own."""
+    from selattn.cache import import_policy
+    from selattn.evaluation.tradeoff import Curve
+    from selattn.pruning import read_search
+
+    label, equals, rest = text.partition("=")
+    name, text = (label, rest) if equals else (text, text)
+    if not name:
+        raise SelattnError(f"={text} gives a curve no name: write NAME={text}, or {text} alone")
+    model, at, how = text.rpartition("@")
+    if not at:
+        return Curve.of(text, name=name)
+    what, _, policy = how.partition(":") if how.startswith("sizes") else (how, "", "")
+    if how == "sizes:":
+        raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
+    if policy and not import_policy(policy).evicts:
+        raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
+    if what == "sizes":
+        return Curve.of(model, policy or None, sizes=True, name=name)
+    path = Path(what).expanduser()
+    if not path.is_dir():
+        raise SelattnError(f"{what} is not the folder of a search; for one budget in all layers write sizes:POLICY")
+    return Curve.of(model, search=read_search(path), name=name)
+
+
 def check_options(args: argparse.Namespace) -> None:
     """Whether what is asked for fits together."""
     if not (args.data or args.tasks or args.speed):
@@ -116,3 +152,104 @@ def check_options(args: argparse.Namespace) -> None:
         _options.refuse(args, ["data_dir", "limit"], "without --tasks no questions are asked")
     if not (args.data or args.tasks):
         _options.refuse(args, ["batch"], "--speed decodes one sequence")
+
+
+def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
+    """Measure what has not been measured before, record, show."""
+    from selattn.evaluation import evaluate
+    from selattn.evaluation.subjects import Subject
+    from selattn.utils.records import provenance
+    from selattn.views.reports import comparison_report
+
+    subjects = [Subject.parse(model, args.policy) for model in args.models]
+    how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "limit")}
+    found = evaluate(subjects, texts_of(args), **how, **measuring(args, team))
+    if team.leads:
+        if args.html is not None:
+            comparison_report(found, provenance(args.seed)).save(args.html)
+        show_files(console, recorded=args.record, reported=args.html)
+        show_comparison(found, console)
+
+
+def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
+    """Measure what has not been measured before, record, draw, show."""
+    from selattn.evaluation import measure_tradeoff
+    from selattn.utils.records import provenance
+    from selattn.views import plot
+    from selattn.views.plot.style import write_figure
+    from selattn.views.reports import tradeoff_report
+
+    figure = figure_beside(args.record, args.figure)  # before anything is measured
+    baseline = None if args.baseline is None else parse_curve(args.baseline)
+    how = {"baseline": baseline, "sizes": args.sizes or (), "extend": args.extend}
+    found = measure_tradeoff(
+        [parse_curve(each) for each in args.models], texts_of(args), **how, **measuring(args, team)
+    )
+    if team.leads:
+        if figure is not None:
+            write_figure(plot.tradeoff(found), figure)
+        if args.html is not None:
+            tradeoff_report(found, provenance(args.seed)).save(args.html)
+        show_files(console, recorded=args.record, drawn=figure, reported=args.html)
+        show_curves(found, console)
+
+
+def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
+    """Where a figure goes: where it is wanted, or beside the record; raises if it cannot go there."""
+    path = figure or (None if record is None else record.with_suffix(".png"))
+    if path is None:
+        return None
+    if path.suffix not in FORMATS:
+        raise SelattnError(f"--figure must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, not {path}")
+    if record is not None and path.absolute() == record.absolute():
+        raise SelattnError(f"the figure would take the place of the record {path}: let the record end with .json")
+    check_output(path)
+    return path
+
+
+def measuring(args: argparse.Namespace, team: Team) -> dict[str, Any]:
+    """What both have in common: which rows, where the record goes, and what is shown meanwhile."""
+    from selattn.pruning import searched
+    from selattn.utils.progress import Progress, Shown
+
+    common = {name: getattr(args, name) for name in ("rows", "context", "batch", "seed", "record")}
+    skip = args.skip if isinstance(args.skip, int) else searched(args.skip)
+    return {**common, "skip": skip, "progress": Shown() if team.leads else Progress(), "team": team}
+
+
+def show_files(console: Console, **files: Path | None) -> None:
+    """Where they are, of those that were written: `recorded=...`, `drawn=...`."""
+    for what, file in files.items():
+        if file:
+            console.print(f"{what} in {file}", soft_wrap=True)
+
+
+def show_comparison(found: Comparison, console: Console) -> None:
+    """Tables with a line for each model."""
+    from selattn.utils.tables import Table
+    from selattn.views.reports import tasks_table
+
+    first = found.models[0]
+    head, rows = ["model", *first.text, "KV factor"], []
+    if first.decoding is not None:
+        head += ["cache bytes", "of a whole one", "tokens/s"]
+    for one in found.models:
+        cells = [one.model, *(f"{text.loss:.4f}" for text in one.text.values()), f"{one.kv.memory_factor:.2f}"]
+        if one.decoding is not None:
+            low, high = one.decoding.quartiles
+            cells += [f"{one.decoding.cache_bytes:,}", f"{one.decoding.full_bytes:,}"]
+            cells.append(f"{one.decoding.tokens_per_second:.1f} ({low:.1f} to {high:.1f})")
+        rows.append(cells)
+    console.print(Table(head, rows, "models").rich())
+    if first.tasks:
+        console.print(tasks_table(found.models).rich())
+
+
+def show_curves(found: Tradeoff, console: Console) -> None:
+    """Where each curve reaches the baseline's loss."""
+    from selattn.views.reports import ends_table
+
+    for text in found.texts:
+        console.print(ends_table(found, text).rich())
+        if found.baseline is not None:
+            console.print(f"baseline {found.baseline.name}: {found.baseline.loss[text]:.4f}", soft_wrap=True)

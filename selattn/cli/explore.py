@@ -17,8 +17,8 @@ from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
     from selattn.evaluation.subjects import Subject
+    from selattn.evaluation.tracing import Run
     from selattn.views.explorer import Page
-    from selattn.views.trace import Run
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -40,7 +40,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         "--tokens", type=_options.whole(2), metavar="N", help="at most so many (default: the model's context size)"
     )
     parser.add_argument("--serve", action="store_true", help="serve it on localhost, for typing new text")
-    parser.add_argument("--port", type=_options.whole(0, 2**16 - 1), help="with --serve (default: any that is free)")
+    parser.add_argument(
+        "--port", type=_options.whole(0, 2**16 - 1), default=0, help="with --serve (default: any that is free)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,27 +53,26 @@ def run(args: argparse.Namespace) -> int:
         _options.refuse(args, ["port"], "it belongs to --serve")
 
     from selattn.evaluation.subjects import Subject
+    from selattn.evaluation.tracing import given_text
     from selattn.utils.records import check_output
-    from selattn.views.reading import given_text
+    from selattn.utils.tables import byte_size
 
     check_output(args.out)
     read = _reader(args)
     page = read(given_text(args.text, Subject.parse(args.models[0]).loaded))
     if args.serve:
-        _serve(page, read, args.port or 0)
+        _serve(page, read, args.port)
         return 0
     path = page.save(args.out)
-    size = path.stat().st_size
-    print(f"{path} ({size / 1e3:.0f} kB)" if size < 1e6 else f"{path} ({size / 1e6:.1f} MB)")
+    print(f"{path} ({byte_size(path.stat().st_size)})")
     return 0
 
 
 def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
     """What makes a page of a text: the models are loaded once."""
-    from rich.console import Console
-
     from selattn.cache import make_policy
     from selattn.evaluation.subjects import Subject
+    from selattn.utils.progress import Shown
     from selattn.views.explorer import explore
 
     subjects = [Subject.parse(name) for name in args.models]
@@ -79,12 +80,10 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
         (make_policy(each.description.policy), each.budgets) for each in subjects if each.budgets is not None
     ]
     models, view = [each.loaded for each in subjects], _view(subjects)
-    console = Console(stderr=True)
 
     def read(text: str) -> Page:
-        with console.status("reads the text") as status:
-            how = {"policies": args.policies, "budgets": args.budgets, "also": also, "limit": args.tokens, "view": view}
-            return explore(models, text, **how, progress=status.update)
+        how = {"policies": args.policies, "budgets": args.budgets, "also": also, "limit": args.tokens, "view": view}
+        return explore(models, text, **how, progress=Shown())
 
     return read
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._prompt import read_prompt
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -46,10 +45,11 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--top-k",
         type=_options.whole(0),
+        default=50,
         metavar="N",
         help="with a temperature: choose among the N likeliest, 0 for all (default: 50)",
     )
-    parser.add_argument("--seed", type=_options.seed, help="with a temperature (default: 0)")
+    parser.add_argument("--seed", type=_options.seed, default=0, help="with a temperature (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
         raise SelattnError(f"--temperature must be 0 or at least {COLDEST:g}, not {args.temperature:g}")
     if args.temperature == 0:
         _options.refuse(args, ["top_k", "seed"], "without a --temperature the likeliest token is always taken")
-    _options.fill(args, {"top_k": 50, "seed": 0})
 
     import torch
 
@@ -127,3 +126,37 @@ def cost(tokens: int, seconds: float, cache: KVCache, budgets: Budgets | None) -
         f"the pruned cache takes {held:,} bytes; "
         f"one that keeps all {seen} tokens would take {full:,}, {full / held:.1f} times as much"
     )
+
+
+def read_prompt(loaded: Loaded, prompt: str | None, ids: str | None) -> list[int]:
+    """The tokens of a prompt, or of standard input; or those that `--ids` names."""
+    if ids is not None:
+        vocabulary = loaded.description.vocab_size
+        words = ids.replace(",", " ").split()
+        # by its length first: Python refuses to read numbers of thousands of digits
+        if not words or not all(word.isdecimal() and len(word) < 19 and int(word) < vocabulary for word in words):
+            raise SelattnError(f"--ids must be token ids below {vocabulary}, such as '1 17 4', not {ids!r}")
+        return [int(word) for word in words]
+    if not loaded.reads_text:
+        raise SelattnError(f"{loaded.folder} has no tokenizer: give the prompt as token ids with --ids")
+    found: list[int] = loaded.tokenizer.hf(read_text(prompt)).input_ids
+    if not found:
+        raise SelattnError("the prompt is empty: give at least one token")
+    return found
+
+
+def read_text(prompt: str | None) -> str:
+    """The prompt, or else standard input, which must be UTF-8 as well."""
+    if prompt is not None:
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # how Python spells bytes that are not
+            raise SelattnError("--prompt is not UTF-8: convert it with iconv")
+        return prompt
+    if sys.stdin is None:
+        raise SelattnError("there is no prompt: give --prompt, or a text on standard input")
+    try:
+        return sys.stdin.buffer.read().decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise SelattnError(
+            f"standard input is not UTF-8: byte {error.start} is 0x{byte:02x}; convert it with iconv"
+        ) from None

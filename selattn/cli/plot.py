@@ -18,10 +18,14 @@ Instead of a model, a record that --record wrote draws the same figure again wit
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
 from selattn.errors import SelattnError
+
+if TYPE_CHECKING:
+    from selattn.evaluation.traces import MeanF, Trace
 
 OF_A_TEXT = ("tokens", "masking", "words", "attention", "kept")
 OF_MANY = ("masking-mean", "stability")
@@ -56,17 +60,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--tokens", type=_options.whole(2), metavar="N", help="at most so many (default: the model's context size)"
     )
-    parser.add_argument("--rows", type=_options.whole(1), metavar="N", help="texts of a mean (default: 100)")
-    parser.add_argument("--split", help="of a source of many texts (default: validation)")
-    parser.add_argument("--seed", type=_options.seed, help="of the order of many texts (default: 0)")
+    parser.add_argument(
+        "--rows", type=_options.whole(1), default=100, metavar="N", help="texts of a mean (default: 100)"
+    )
+    parser.add_argument("--split", default="validation", help="of a source of many texts (default: validation)")
+    parser.add_argument("--seed", type=_options.seed, default=0, help="of the order of many texts (default: 0)")
     parser.add_argument("--title", help="instead of the one that is made of the model's name")
 
 
 def run(args: argparse.Namespace) -> int:
     """Draw, and say where it is."""
-    from selattn.cli._plot import of_a_text, of_many, of_records
     from selattn.utils.suggest import unknown
-    from selattn.views.figure import check_format, write_figure
+    from selattn.views.plot.style import check_format, write_figure
 
     known = [*OF_A_TEXT, *OF_MANY, *OF_RECORDS]
     if args.figure not in known:
@@ -100,3 +105,97 @@ def check_options(args: argparse.Namespace) -> None:
         _options.refuse(args, ["text", "tokens", "rows", "split", "seed"], "what a record holds was read before")
     if args.figure in OF_A_TEXT:
         _options.refuse(args, ["rows", "split", "seed"], f"{args.figure} is of one text")
+
+
+def of_a_text(args: argparse.Namespace) -> Any:
+    """The figure of one text, or of one text in several models."""
+    from selattn.views import plot
+
+    traces = [_trace(args, subject) for subject in args.subjects]
+    how = {"layers": args.layers, "title": args.title}
+    if args.figure == "attention":
+        figure = plot.attention(*traces, **how)
+    elif args.figure == "tokens":
+        figure = plot.tokens(traces[0], position=args.position, **how)
+    else:
+        draw: Any = {"masking": plot.masking, "words": plot.words, "kept": plot.kept}[args.figure]
+        figure = draw(traces[0], **how)
+    if args.record is not None:  # once it is known that the figure can be drawn
+        traces[0].save(args.record)
+    return figure
+
+
+def _trace(args: argparse.Namespace, subject: str) -> Trace:
+    from selattn.evaluation.traces import Trace
+    from selattn.evaluation.tracing import given_text, trace
+
+    if subject.endswith(".json"):
+        return Trace.load(subject)
+    from selattn.cache import make_policy
+    from selattn.evaluation.subjects import Subject
+
+    parsed = Subject.parse(subject)
+    runs = []
+    if parsed.budgets is not None:
+        runs = [(make_policy(parsed.description.policy), parsed.budgets)]
+    elif args.figure == "kept":
+        raise SelattnError(f"{subject} has no budgets: give {subject}@64, {subject}@BUDGETS.json or {subject}@64:h2o")
+    return trace(parsed.loaded, given_text(args.text, parsed.loaded), runs, limit=args.tokens)
+
+
+def of_many(args: argparse.Namespace) -> Any:
+    """The figure of a mean over many texts, or of two."""
+    from selattn.views import plot
+
+    means = [_mean(args, subject) for subject in args.subjects]
+    how = {"layers": args.layers, "title": args.title}
+    if args.figure == "stability":
+        return plot.stability(means[0], means[1], **how)
+    figure = plot.masking_mean(means[0], **how)
+    if args.record is not None:  # once it is known that the figure can be drawn
+        means[0].save(args.record)
+    return figure
+
+
+def _mean(args: argparse.Namespace, subject: str) -> MeanF:
+    from selattn.evaluation.text import Text
+    from selattn.evaluation.traces import MeanF
+    from selattn.evaluation.tracing import mean_f
+    from selattn.utils.progress import Shown
+
+    if subject.endswith(".json"):
+        return MeanF.load(subject)
+    if args.text is None:
+        raise SelattnError(
+            f"{args.figure} needs many texts: give --text, a file, a folder, or a source such as embedded"
+        )
+    text = Text(args.text, args.split, seed=args.seed)
+    return mean_f(subject, text, args.rows, limit=args.tokens, progress=Shown())
+
+
+def of_records(args: argparse.Namespace) -> Any:
+    """The figure of records."""
+    from selattn.utils.records import read_record
+    from selattn.views import plot
+
+    if args.text is not None:
+        raise SelattnError(f"{args.figure} is drawn from records: it reads no --text")
+    records = [read_record(_record_of(subject)) for subject in args.subjects]
+    try:
+        if args.figure == "tradeoff":
+            return plot.tradeoff(records[0])
+        if args.figure == "search":
+            return plot.search(records[0], title=args.title)
+        return {"curves": plot.curves, "scaling": plot.scaling}[args.figure](*records, title=args.title)
+    except SelattnError:
+        raise
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError):
+        named = ", ".join(args.subjects)
+        raise SelattnError(f"{named}: no whole records for {args.figure}; measure them again") from None
+
+
+def _record_of(subject: str) -> Path:
+    """A record, or that of a model's training."""
+    from selattn.models.loading import TRAINING, load
+
+    return Path(subject) if subject.endswith(".json") else load(subject).folder / TRAINING

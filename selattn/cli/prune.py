@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._text import SOURCES, add_text_options, fill_text_options, text_of
+from selattn.cli._options import SOURCES, add_text_options, check_reading, text_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,21 +57,22 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Search, report, draw, show."""
-    fill_text_options(args, [source for source in (args.data, args.report) if source is not None])
+    check_reading(args, [source for source in (args.data, args.report) if source is not None])
     from rich.console import Console
 
     from selattn.cli.main import INTERRUPTED
     from selattn.pruning import parse_until, prune
-    from selattn.pruning.display import SearchDisplay
     from selattn.pruning.run import FIGURE, RECORD, default_folder
     from selattn.utils.distributed import Team
-    from selattn.views.search_path import draw_path
+    from selattn.utils.progress import Shown
+    from selattn.views.plot.curves import path_of_search
+    from selattn.views.plot.style import write_figure
 
     _options.check_files(args, ["record", "html"])
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
     same = ("rows", "report_rows", "step", "floor", "lazy", "policy", "context", "batch", "record", "save_model")
     report = None if args.report is None else text_of(args, args.report, args.long)
-    display = SearchDisplay(Console(stderr=True, highlight=False, quiet=not team.leads), args.lazy)
+    progress = Shown(Console(stderr=True, highlight=False, quiet=not team.leads), keep=True)
     try:
         pruned = prune(
             args.model,
@@ -79,19 +80,20 @@ def run(args: argparse.Namespace) -> int:
             until,
             out=out,
             report=report,
-            progress=display,
+            progress=progress,
             team=team,
             **{name: getattr(args, name) for name in same},
         )
     except KeyboardInterrupt:
-        display.close()
-        display.console.print("stopped; the same command goes on from the last iteration")
+        progress.end()
+        progress.console.print("stopped; the same command goes on from the last iteration")
         return INTERRUPTED
     finally:
-        display.close()
+        progress.end()
         team.close()
     if team.leads:
-        draw_path(out / FIGURE, pruned.path, pruned.step, pruned.limit, f"{args.model}, {args.policy}")
+        title = f"{args.model}, {args.policy}"
+        write_figure(path_of_search(pruned.path, pruned.step, pruned.limit, title), out / FIGURE)
         if args.html is not None:
             write_report(out / RECORD, args.html)
         summarize(Console(highlight=False), pruned, until, out)
@@ -100,27 +102,27 @@ def run(args: argparse.Namespace) -> int:
 
 def write_report(record: Path, file: Path) -> None:
     """The report of a search, from its record."""
-    from selattn.pruning.record import SearchRecord
+    from selattn.pruning.run import SearchRecord
     from selattn.utils.records import Provenance, read_body
-    from selattn.views.html.search import search_report
+    from selattn.views.reports import search_report
 
     search_report(read_body(record, SearchRecord), read_body(record, Provenance)).save(file)
 
 
 def summarize(console: Console, pruned: Pruned, until: Until, out: Path) -> None:
     """The budgets, the factor, and the losses on unseen rows."""
-    from rich.table import Table
-
     from selattn.cache.budgets import SMALLEST
+    from selattn.utils.tables import Table
 
     step = pruned.step
     console.print(f"[bold]{step.factor:.2f} times less memory[/]: K = {list(step.budgets)}, sum {sum(step.budgets):,}")
-    table = Table("", "search set", "report set")
-    table.add_row("unpruned", f"{pruned.path[0].loss:.4f}", f"{pruned.reported['unpruned']:.4f}")
-    table.add_row("with these budgets", f"{step.loss:.4f}", f"{pruned.reported['pruned']:.4f}")
+    rows = [
+        ("unpruned", f"{pruned.path[0].loss:.4f}", f"{pruned.reported['unpruned']:.4f}"),
+        ("with these budgets", f"{step.loss:.4f}", f"{pruned.reported['pruned']:.4f}"),
+    ]
     if "baseline" in pruned.reported:
-        table.add_row(f"baseline {until.baseline}", f"{pruned.baseline:.4f}", f"{pruned.reported['baseline']:.4f}")
-    console.print(table)
+        rows.append((f"baseline {until.baseline}", f"{pruned.baseline:.4f}", f"{pruned.reported['baseline']:.4f}"))
+    console.print(Table(("", "search set", "report set"), rows).rich())
     if pruned.at_floor and until.words() != ["floor"]:
         lowest = min(pruned.path[-1].budgets)
         advice = "" if lowest == SMALLEST else f": --floor {SMALLEST} and another --out go further"

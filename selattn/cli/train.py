@@ -10,7 +10,7 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
@@ -44,7 +44,6 @@ def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", 
     """The same with runs by other names."""
     from rich.console import Console
 
-    from selattn.cli._runs import list_runs, show
     from selattn.training.overrides import override
 
     console = Console(highlight=False)
@@ -71,13 +70,12 @@ def trained(config: "RunConfig", args: argparse.Namespace) -> int:
 
     from selattn.cli.main import INTERRUPTED
     from selattn.training import train
-    from selattn.training.display import make_display
     from selattn.training.launch import resume_command
     from selattn.utils.distributed import leads
+    from selattn.utils.progress import Shown
 
     folder = args.out or f"runs/{config.name}"
-    display = make_display(config.name)
-    finished = train(config, folder, resume=args.resume, overwrite=args.overwrite, display=display)
+    finished = train(config, folder, resume=args.resume, overwrite=args.overwrite, progress=Shown(keep=True))
     if not leads():
         return INTERRUPTED if finished.interrupted else 0
     console = Console(highlight=False, stderr=True)
@@ -97,7 +95,7 @@ def write_report(finished: "Finished", file: "Path") -> None:
     """The report of a run, from its record and its log."""
     from selattn.training.folder import LOG, MODEL, RECORD, read_log
     from selattn.utils.records import read_record
-    from selattn.views.html.training import training_report
+    from selattn.views.reports import training_report
 
     record = read_record(finished.folder / MODEL / RECORD)
     training_report(record, read_log(finished.folder / LOG), str(finished.folder)).save(file)
@@ -114,3 +112,56 @@ def summarize(console: "Console", finished: "Finished") -> None:
     if kept:
         console.print(f"kept by layer  {shares(kept)}")
     console.print(f"{record.tokens:,} tokens in {record.seconds:,.0f} s; the model is in {finished.folder}/model")
+
+
+def list_runs(
+    console: "Console", containing: str, groups: "Mapping[str, Mapping[str, Callable[[], RunConfig]]]"
+) -> None:
+    """The runs in tables, one for each group of `title: {name: run}`."""
+    from selattn.utils.tables import Table
+
+    if not any(containing in name for runs in groups.values() for name in runs):
+        raise SelattnError(f"no run has {containing!r} in its name: --list alone lists all")
+    for title, runs in groups.items():
+        rows = []
+        for name, make in runs.items():
+            if containing in name:
+                config = make()
+                model, numbers = config.model, (config.data.context, config.batch.size, config.schedule.steps)
+                kind = attention(model["attention"]) + (", memory loss" if model.get("memory_epsilon") else "")
+                rows.append((name, kind, size(model), *(f"{number:,}" for number in numbers)))
+        if rows:
+            head = ("run", "attention", "size", "context", "batch", "steps")
+            console.print(Table(head, rows, title, left=[1], whole=[0]).rich())
+
+
+def size(model: "Mapping[str, Any]") -> str:
+    """Layers and the size of a state; of T5 the layers of encoder and decoder."""
+    if "num_decoder_layers" in model:
+        return f"{model['num_layers']}+{model['num_decoder_layers']}×{model['d_model']}"
+    return f"{model['num_hidden_layers']}×{model['hidden_size']}"
+
+
+def attention(kinds: "str | Sequence[str]") -> str:
+    """The kinds of the layers, repeated ones counted: `3 local:32, standard`."""
+    from itertools import groupby
+
+    groups = [(kind, len(list(same))) for kind, same in groupby([kinds] if isinstance(kinds, str) else kinds)]
+    return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in groups)
+
+
+def show(console: "Console", config: "RunConfig") -> None:
+    """Every field that can be set, with its value and what it is."""
+    from selattn.training.overrides import descriptions, fields
+    from selattn.utils.tables import Table
+
+    model, about, rows = config.maker().settings(config), descriptions(config), []
+    for name in fields(config):
+        value: Any = config
+        if name.startswith("model."):
+            value = getattr(model, name.removeprefix("model."))
+        else:
+            for part in name.split("."):
+                value = getattr(value, part)
+        rows.append((name, str(value), about.get(name, "")))
+    console.print(Table(("field", "value", "what it is"), rows, config.name, left=[1, 2], whole=[0]).rich())

@@ -25,29 +25,22 @@ def run(args: argparse.Namespace) -> int:
 
 def list_models(console: "Console") -> None:
     """The table of those that are there."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from selattn.models.zoo import PREFIX, zoo_folder, zoo_models
+    from selattn.utils.tables import Table
 
     models = zoo_models()
     if not models:
         console.print(f"There are no models in {zoo_folder()}.")
         return
-    table = Table(title="zoo", title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("model", no_wrap=True)
-    table.add_column("trained on", no_wrap=True, max_width=13)
-    for name in ("N", "tokens", "score", "MB"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, folder in models.items():
-        table.add_row(PREFIX + name, *facts(folder))
-    console.print(table, "[dim]N: context; score: validation loss per token, or the share of right answers[/]")
+    rows = [(PREFIX + name, *facts(folder)) for name, folder in models.items()]
+    console.print(Table(("model", "trained on", "N", "tokens", "score", "MB"), rows, "zoo", left=[1], whole=[0]).rich())
+    console.print("[dim]N: context; score: validation loss per token, or the share of right answers[/]")
 
 
 def facts(folder: Path) -> list[str]:
     """What the table says of a model, from its config and the record of its training."""
     from selattn.training.record import TrainingRecord
-    from selattn.utils.inputs import read_json
+    from selattn.utils.files import read_json
     from selattn.utils.records import read_body
 
     positions = read_json(folder / "config.json").get("max_position_embeddings")

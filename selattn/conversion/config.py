@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from selattn.training.config import (
     Start,
     TextData,
 )
-from selattn.training.overrides import override
+from selattn.training.overrides import changed
 
 CONTEXT, STEPS = 512, 400  # unless the user, or a smaller model, says otherwise
 RAMP, WARMUP = 0.5, 0.05  # shares of the steps
@@ -104,7 +104,7 @@ def conversion_run(
     model: str,
     data: str | TextData,
     context: int,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     **changes: Any,
 ) -> ConversionRun:
     """The recipe for a model, with settings that change it.
@@ -113,7 +113,7 @@ def conversion_run(
         model: what is converted, by name.
         data: the text.
         context: the context size of the model; rows have no more than `CONTEXT` tokens unless `data` says so.
-        settings: `field=value`; the ramp and the warm-up follow the number of steps unless they are set, too.
+        settings: by their dotted names; the ramp and the warm-up follow the number of steps unless they are set, too.
         changes: fields of `Conversion`.
     """
     text = data if isinstance(data, TextData) else TextData(source=data, context=min(context, CONTEXT))
@@ -129,9 +129,9 @@ def conversion_run(
         log_every=10,
         conversion=Conversion(**changes),
     )
-    run = override(begun, settings)
+    run = changed(begun, settings or {})
     assert isinstance(run, ConversionRun)
-    steps, given = run.schedule.steps, {setting.partition("=")[0] for setting in settings}
+    steps, given = run.schedule.steps, settings or {}
     if "schedule.warmup" not in given:
         run = dataclasses.replace(run, schedule=dataclasses.replace(run.schedule, warmup=int(WARMUP * steps)))
     if "start.ramp" not in given:

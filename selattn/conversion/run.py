@@ -7,40 +7,96 @@ found.record.losses["original"], found.record.losses["after"]
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from transformers import set_seed
 
 from selattn.cache import make_policy
 from selattn.conversion.config import ConversionRun, conversion_run
-from selattn.conversion.record import AFTER, CONTROL, ORIGINAL, PRUNED, RECORD, UNTRAINED, Budgeted, ConversionRecord
 from selattn.conversion.student import check_teacher, make_student, original_of
 from selattn.conversion.trainer import Converter
 from selattn.errors import SelattnError
-from selattn.evaluation.batches import Batch, make_batches
-from selattn.evaluation.losses import count_tokens, log_perplexity
+from selattn.evaluation.losses import Batch, count_tokens, log_perplexity, make_batches
 from selattn.evaluation.text import Text, TextRows
 from selattn.models.loading import Loaded, load
 from selattn.models.saved import change_config
 from selattn.models.seam import LanguageModel
-from selattn.pruning import Until, parse_until, prune
-from selattn.pruning.job import Pruned, SearchProgress, silent
+from selattn.pruning import Pruned, Until, prune
 from selattn.training import folder as run_folder
 from selattn.training import train
 from selattn.training.config import TextData
-from selattn.training.display import Display
 from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
+from selattn.utils.progress import Progress
 from selattn.utils.records import as_body, check_folder, portable, portable_fields, read_body, write_record
-from selattn.utils.typed import to_json
+from selattn.utils.typed import if_any, to_json
+
+RECORD = "conversion.json"  # in the folder of the conversion
+
+# The lines of the table, in their order.
+ORIGINAL, UNTRAINED, AFTER, PRUNED, CONTROL = "original", "untrained", "after", "pruned", "control"
+LINES = {
+    ORIGINAL: "the original",
+    UNTRAINED: "untrained, at full strength",
+    AFTER: "after",
+    PRUNED: "after, with budgets",
+    CONTROL: "control: as much training, no selection",
+}
 
 CONTROL_FOLDER, SEARCH = "control", "search"  # in the folder of the conversion
 EQUAL = "original"  # until where to prune: the loss of the original
 SEARCH_ROWS = 32
 SELECTIVE = "selective"  # the policy, unless another is named
+
+
+@dataclass(frozen=True)
+class Budgeted:
+    """What the search for budgets has found.
+
+    Attributes:
+        until: where it was to stop, as `selattn prune` has it.
+        budgets: K_l.
+        memory_factor: layers * N / sum of K_l.
+        at_floor: whether it ended because no layer could give more.
+        search_rows: that were searched on; the losses of the record are those of other rows.
+        policy: who left when a layer was full.
+    """
+
+    until: list[str]
+    budgets: tuple[int, ...]
+    memory_factor: float
+    at_floor: bool
+    search_rows: int
+    policy: str = "selective"  # which it was before there was a choice
+
+
+@dataclass(frozen=True)
+class ConversionRecord:
+    """The record of `selattn convert`.
+
+    Attributes:
+        run: the whole configuration, `ConversionRun.to_dict`.
+        parameters: of the converted model.
+        tokens: that it was trained on.
+        rows: of the validation part that the losses are of.
+        predicted: tokens of these rows that were predicted.
+        losses: nats per token by the keys of `LINES`.
+        kept: the fraction of the context that each layer still needs by M, after the training.
+        budgeted: what a search found; None without one.
+    """
+
+    run: dict[str, Any]
+    parameters: int
+    tokens: int
+    rows: int
+    predicted: int
+    losses: dict[str, float]
+    kept: list[float | None] | None = None
+    budgeted: Budgeted | None = if_any(default=None)
 
 
 @dataclass(frozen=True)
@@ -68,15 +124,14 @@ def convert(
     data: str | Path | TextData,
     out: str | Path,
     *,
-    settings: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     control: bool = False,
-    prune: str | Sequence[str] | Until | None = None,
+    prune: Until | Literal["original"] | None = None,
     policy: str | None = None,
     search_rows: int = SEARCH_ROWS,
     resume: bool = False,
     overwrite: bool = False,
-    display: Callable[[str], Display] = lambda title: Display(),
-    searching: SearchProgress = silent,
+    progress: Progress | None = None,
 ) -> Converted:
     """Make a pretrained model selective, train it to forget, and compare; the same call with `resume` goes on.
 
@@ -84,19 +139,18 @@ def convert(
         model: a stock model or one of ours that does not select, by name.
         data: the text to train on: a source as `selattn.data.documents` takes it, or how it is read.
         out: the folder: a training run, and afterwards a model for every command.
-        settings: `field=value` of the run, such as `schedule.steps=1000` or `conversion.epsilon=0.1`.
+        settings: of the run by their dotted names, such as `{"schedule.steps": 1000, "conversion.epsilon": 0.1}`.
         control: also train as much without selection, to compare with.
-        prune: search for budgets and put them into the model's config: "original" goes on until the loss of the
-            original is reached, and other conditions are those of `selattn.prune`.
+        prune: search for budgets and put them into the model's config: until the loss of the "original" is reached, or
+            another condition is met.
         policy: who leaves when a layer is full, in that search and by the config; None is "selective".
         search_rows: validation rows for that; the losses are those of others.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
-        display: makes what is shown of a training, from its title.
-        searching: is told of each iteration of the search.
+        progress: is told how trainings and search proceed; None shows nothing.
     """
     original, folder = _named(model), Path(out)
-    run = _run(original, data, settings)
+    run = _run(original, data, settings or {})
     until, evicts = _until(prune, original), _policy(policy, searched=prune is not None)
     if run.conversion.teacher is not None:
         check_teacher(load(run.conversion.teacher), original)
@@ -118,7 +172,7 @@ def convert(
                     where,
                     resume=resume or not begins,
                     overwrite=overwrite and begins,
-                    display=display(each.name),
+                    progress=progress,
                     maker=Converter(),
                 )
             )
@@ -129,7 +183,7 @@ def convert(
             losses = _losses(run, folder, original, control, batches, team)
             budgeted = None
             if until is not None:
-                pruned = _search(run, folder, until, evicts, search_rows, searching, team)
+                pruned = _search(run, folder, until, evicts, search_rows, progress, team)
                 after = load(folder / run_folder.MODEL).model
                 losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
                 words, step = until.words(), pruned.step
@@ -148,17 +202,18 @@ def _named(model: str | Path | Loaded) -> Loaded:
     return original_of(name)
 
 
-def _run(original: Loaded, data: str | Path | TextData, settings: Sequence[str]) -> ConversionRun:
+def _run(original: Loaded, data: str | Path | TextData, settings: Mapping[str, Any]) -> ConversionRun:
     """The whole configuration, with the original's fingerprint in it."""
     text = data if isinstance(data, TextData) else str(data)
     return conversion_run(original.name, text, original.description.context, settings, original=original.fingerprint)
 
 
-def _until(wanted: str | Sequence[str] | Until | None, original: Loaded) -> Until | None:
+def _until(wanted: Until | str | None, original: Loaded) -> Until | None:
     if wanted is None or isinstance(wanted, Until):
         return wanted
-    texts = [wanted] if isinstance(wanted, str) else wanted
-    return parse_until([f"baseline={original.name}" if text == EQUAL else text for text in texts])
+    if wanted != EQUAL:
+        raise SelattnError(f"prune must be {EQUAL!r} or an Until, such as Until(factor=2), not {wanted!r}")
+    return Until(baseline=original.name)
 
 
 def _policy(wanted: str | None, searched: bool) -> str:
@@ -213,7 +268,7 @@ def _losses(
 
 
 def _search(
-    run: ConversionRun, folder: Path, until: Until, policy: str, rows: int, progress: SearchProgress, team: Team
+    run: ConversionRun, folder: Path, until: Until, policy: str, rows: int, progress: Progress | None, team: Team
 ) -> Pruned:
     """Budgets for the converted model, found by `selattn prune` on other rows than those that are compared on."""
     context = run.data.context

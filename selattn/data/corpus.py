@@ -15,7 +15,7 @@ from selattn.data.text import Reading, division, documents, identity, name_of
 from selattn.data.tokenizer import PIECES, Tokenizer, read_tokenizer
 from selattn.data.vocabulary import train_vocabulary
 from selattn.errors import SelattnError
-from selattn.utils.folders import cache_folder, make_folder
+from selattn.utils.files import cache_folder, make_folder
 from selattn.utils.progress import ProgressLine
 
 _LONGEST = 60  # characters of a source in the name of a folder, which has 255 in all

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
-from selattn.utils.folders import make_folder
+from selattn.utils.files import make_folder
 from selattn.utils.progress import ProgressLine
 
 VERSION = 1
@@ -164,7 +164,7 @@ def build_store(
     """Tokenize the documents into a new store, or open the one that is there.
 
     Args:
-        path: the folder to be. It appears when it is complete; see `selattn.utils.folders.make_folder`.
+        path: the folder to be. It appears when it is complete; see `selattn.utils.files.make_folder`.
         documents: texts; they are read once, and only if there is no store yet.
         tokenizer: its fingerprint is written down; a store that is there must have the same, and the same source.
         source: what the text is, for the record.

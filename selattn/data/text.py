@@ -51,6 +51,25 @@ class Reading:
             raise SelattnError(f"limit must be at least 1 document, not {self.limit}")
 
 
+def settings_of(source: str) -> set[str]:
+    """Which of column, separator and validation a source heeds; all of them if there is no such source."""
+    if hub_source(source) is not None:
+        return {"column"}
+    if source == EMBEDDED:
+        return {"validation"}
+    path = Path(source).expanduser()
+    if not source or not path.exists():
+        return {"column", "separator", "validation"}
+    files = find_files(path)
+    plain = [file.name.lower().removesuffix(".gz").endswith(".txt") for file in files]
+    found = {"separator"} if any(plain) else set()
+    if not all(plain):
+        found.add("column")
+    if not path.is_dir() or named_splits(path, files) is None:
+        found.add("validation")
+    return found
+
+
 def documents(source: str | Path, split: str = "train", reading: Reading | None = None) -> Iterator[str]:
     """The documents of a source, always in the same order; blank ones are left out.
 

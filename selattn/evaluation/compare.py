@@ -1,6 +1,6 @@
 """Models side by side: log-perplexity on texts, multiple choice, memory, and the speed of decoding.
 
-    found = evaluate(["zoo:memory", "zoo:memory@64:h2o"], "embedded", rows=32)
+    found = evaluate(["zoo:memory", Subject.of("zoo:memory", 64, "h2o")], "embedded", rows=32)
     found.models[0].text["embedded"].loss
 
 With a record an evaluation can be interrupted at any time: the same call goes on, and measures what is missing.
@@ -16,22 +16,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from selattn.evaluation.batches import make_batches
-from selattn.evaluation.decoding import Decoding, measure_decoding
-from selattn.evaluation.kv_size import kv_size
-from selattn.evaluation.losses import log_perplexity
-from selattn.evaluation.parts import Key, Parts, kept_parts, write_whole
+from selattn.evaluation.losses import log_perplexity, make_batches
 from selattn.evaluation.results import KV, Comparison, Evaluated, Settings, TaskResult, TextResult
-from selattn.evaluation.searches import Skip, skip_name, skipped
-from selattn.evaluation.subjects import Subject, check_context
+from selattn.evaluation.speed import Decoding, measure_decoding
+from selattn.evaluation.subjects import Subject, check_context, kv_size
 from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
-from selattn.evaluation.text import Data, Text, TextRows, named_texts, text_key
+from selattn.evaluation.text import Data, Searched, Text, TextRows, named_texts, skip_name, text_key
 from selattn.models.loading import Loaded
 from selattn.models.seam import LanguageModel
 from selattn.models.summary import parameters_by_part
 from selattn.utils.distributed import Team
-from selattn.utils.inputs import digest
-from selattn.utils.progress import Progress, counting, nothing
+from selattn.utils.files import digest
+from selattn.utils.journal import Key, Parts, kept_parts, write_whole
+from selattn.utils.progress import Progress
 
 Model = str | Path | Subject | Loaded | LanguageModel
 Models = Model | Sequence[Model]
@@ -46,7 +43,7 @@ class Request:
         tasks: the file of each task; None for the hub.
         speed: whether decoding is measured.
         rows: of each text; None for all.
-        skip: rows to leave out, or the folder of a search whose rows are left out.
+        skip: rows to leave out, or the search whose rows are left out.
         limit: questions of each task; None for all.
         context: N; None for the context size of each model.
         batch: rows at a time.
@@ -57,7 +54,7 @@ class Request:
     tasks: Mapping[str, Path | None]
     speed: bool = False
     rows: int | None = None
-    skip: Skip = 0
+    skip: int | Searched = 0
     limit: int | None = None
     context: int | None = None
     batch: int = 8
@@ -97,20 +94,20 @@ def evaluate(
     speed: bool = False,
     policy: str | None = None,
     rows: int | None = None,
-    skip: Skip = 0,
+    skip: int | Searched = 0,
     limit: int | None = None,
     context: int | None = None,
     batch: int = 8,
     seed: int = 0,
     record: str | Path | None = None,
-    progress: Progress = nothing,
+    progress: Progress | None = None,
     team: Team | None = None,
 ) -> Comparison:
     """Measure models side by side; returns what was found, and writes it if there is a place for it.
 
     Args:
-        models: MODEL, MODEL@BUDGETS or MODEL@BUDGETS:POLICY, or several of them; MODEL is a folder or zoo:NAME. Or a
-            model itself (`selattn.load(model, tokenizer)`), and with budgets a `Subject`.
+        models: one or several: a folder or zoo:NAME, a model itself (`selattn.load(model, tokenizer)`), and with
+            budgets `Subject.of(model, budgets, policy)`.
         data: texts for the log-perplexity: sources as `selattn.data.documents` takes them, or `Text` objects, one,
             several, or by name.
         tasks: multiple choice by name, `all` for all of them.
@@ -118,24 +115,25 @@ def evaluate(
         speed: measure the bytes of the cache, and tokens per second.
         policy: who leaves, for models with budgets that name no policy.
         rows: of each text; None for all.
-        skip: leave out what a search has seen: one on so many rows, or the one in a folder.
+        skip: leave out what a search has seen: one on so many rows, or `Searched` (see `selattn.pruning.searched`).
         limit: questions of each task; None for all.
         context: N; None for the context size of each model.
         batch: rows at a time.
         seed: of tokens that are decoded, and of lm-eval.
         record: where the record goes; meanwhile the parts that are done lie beside it.
-        progress: is told what is measured, and how much of it is done.
+        progress: is told what is measured, and how much of it is done; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
+    progress = progress or Progress()
     request = Request(named_texts(data), find_tasks(tasks, data_dir), speed, rows, skip, limit, context, batch, seed)
     listed: Sequence[Model] = models if isinstance(models, list | tuple) else [models]  # type: ignore[list-item]
-    subjects = [Subject.of(each, policy) for each in listed]
+    subjects = [Subject.of(each, policy=policy) for each in listed]
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
         for subject in subjects:  # all of them before a text of the first is read
             check_context(subject.name, subject.loaded, request.context or subject.description.context)
-        plans = [make_plan(subject, request, team.leads and progress is not nothing) for subject in subjects]
+        plans = [make_plan(subject, request, team.leads and progress.shows) for subject in subjects]
         path = None if record is None else Path(record)
         keys = [key for plan in plans for key in plan.keys]
         parts = stack.enter_context(kept_parts(path, keys, team, progress))
@@ -168,7 +166,7 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
     for name, text in request.texts.items():
         rows = text.rows(tokenizer, context, progress=progress)
         chosen = {"context": context, "rows": request.rows, "skip": skip_name(request.skip), "batch": request.batch}
-        key = text_key(text, rows, request.rows, skipped(request.skip))
+        key = text_key(text, rows, request.rows, request.skip)
         texts[name] = rows, {"part": "text", **model, **chosen, **key}
     for name, file in request.tasks.items():
         tasks[name] = {
@@ -204,10 +202,11 @@ def _measure(plan: Plan, request: Request, team: Team, parts: Parts, progress: P
 def _text(plan: Plan, request: Request, name: str, team: Team, progress: Progress) -> TextResult:
     """The log-perplexity on one text."""
     subject, (rows, _) = plan.subject, plan.texts[name]
-    chosen = rows.take(request.rows, skipped(request.skip))
+    chosen = rows.take(request.rows, request.skip)
     batches = make_batches(chosen, request.batch)
-    tick = counting(progress, f"{subject.name}: {name}", sum(len(batch.input_ids) for batch in team.share(batches)))
-    loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, tick)
+    progress.begin(sum(len(batch.input_ids) for batch in team.share(batches)), f"{subject.name}: {name}")
+    loss = log_perplexity(subject.loaded.model, batches, subject.budgets, subject.policy, team, progress.advance)
+    progress.end()
     perplexity = math.exp(loss) if loss < 700 else math.inf
     return TextResult(loss, perplexity, len(chosen), sum(batch.tokens for batch in batches))
 
@@ -219,7 +218,7 @@ def _scorer(subject: Subject, batch: int) -> Any:
 def _task(scorer: Callable[[], Any], plan: Plan, request: Request, name: str, progress: Progress) -> TaskResult:
     """One task; lm-eval has a bar of its own."""
     asked = scorer()  # first: a model that cannot be read is one line
-    progress(f"{plan.subject.name}: {name}", 0, None)
+    progress.say(f"{plan.subject.name}: {name}")
     return run_task(asked, name, request.tasks[name], request.limit, request.seed)
 
 

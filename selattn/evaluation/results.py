@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from selattn.errors import SelattnError
-from selattn.evaluation.curve import AtLoss, Point
-from selattn.evaluation.decoding import Decoding
-from selattn.evaluation.kv_size import KVSize
+from selattn.evaluation.speed import Decoding
+from selattn.evaluation.subjects import KVSize
 from selattn.utils.typed import if_any
 
 
@@ -130,6 +129,42 @@ class Comparison:
 
     settings: Settings
     models: tuple[Evaluated, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a curve, as a record has it.
+
+    Attributes:
+        kv_size: tokens that a layer holds, a mean over the layers.
+        memory_factor: N / kv_size.
+        held: by each layer.
+        read: by a query of each layer.
+        budgets: K_l; None for a model as it is.
+        loss: log-perplexity by the name of the text.
+    """
+
+    kv_size: float
+    memory_factor: float
+    held: tuple[int, ...]
+    read: tuple[int, ...]
+    budgets: tuple[int, ...] | None
+    loss: dict[str, float]
+
+
+@dataclass(frozen=True)
+class AtLoss:
+    """Where a curve reaches the baseline's loss, as a record has it.
+
+    Attributes:
+        kv_size: there.
+        memory_factor: N / kv_size.
+        at_least: whether the curve ends there with a smaller loss, so that the true factor is larger.
+    """
+
+    kv_size: float
+    memory_factor: float
+    at_least: bool
 
 
 @dataclass(frozen=True)

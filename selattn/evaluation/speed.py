@@ -1,4 +1,4 @@
-"""How fast the attention backends are on this machine, beside PyTorch's flash attention.
+"""Speed: of the attention backends beside PyTorch's flash attention, and of decoding with the bytes that a cache holds.
 
 found = bench([512, 2048])
 [(row.n, row.backend, row.forward_ratio) for row in found.rows]
@@ -6,6 +6,8 @@ found = bench([512, 2048])
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from selattn.errors import SelattnError
+from selattn.cache import Budgets, Policy, import_policy
+from selattn.errors import NotFiniteError, SelattnError
+from selattn.models.seam import LanguageModel
 from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
 from selattn.utils.memory import check_fits
-from selattn.utils.progress import Progress, nothing
+from selattn.utils.progress import Progress
 from selattn.utils.timing import medians
 
 RIVAL = "flash"  # PyTorch's scaled_dot_product_attention(is_causal=True)
@@ -94,7 +98,7 @@ def bench(
     forgets: bool = True,
     repeats: int = 5,
     seed: int = 0,
-    progress: Progress = nothing,
+    progress: Progress | None = None,
 ) -> Bench:
     """Check every backend against the reference, and time those that are right.
 
@@ -104,22 +108,23 @@ def bench(
         forgets: random inputs; else such that nothing is ever selected.
         repeats: rounds in which each backend runs once; the median counts.
         seed: of the inputs.
-        progress: is told what is done.
+        progress: is told what is done; None shows nothing.
     """
     shape = shape or Shape()
     check_memory(lengths, shape, REFERENCE_LIMIT)
     names = [name for name, missing in backends().items() if missing is None and name != "sdpa"]  # which has no F
-    steps = len(names) + len(lengths)
-    for done, name in enumerate(names):
-        progress("checking", done, steps)
+    progress = progress or Progress()
+    progress.begin(len(names) + len(lengths), "backends and lengths")
+    for name in names:
         check(name, inputs(CHECK_LENGTH, shape, forgets, seed))
+        progress.advance()
     rows: list[Timing] = []
-    for done, n in enumerate(lengths, len(names)):
-        progress(f"N = {n:,}", done, steps)
+    for n in lengths:
         tensors = inputs(n, shape, forgets, seed)
         some = [name for name in names if name != "reference" or n <= REFERENCE_LIMIT]
         rows += measure(tensors, some, repeats)
-    progress("done", steps, steps)
+        progress.advance()
+    progress.end()
     known = ShapeRecord(shape.batch, shape.heads, shape.dim, str(shape.dtype).removeprefix("torch."))
     return Bench(known, forgets, native.target(), tuple(rows))
 
@@ -199,3 +204,67 @@ def measure(tensors: tuple[Tensor, ...], names: Sequence[str], repeats: int) -> 
         )
         for name in rivals
     ]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a step and the cache cost once the context is nearly full.
+
+    Attributes:
+        tokens_per_second: of all sequences of the batch together, in the median step.
+        quartiles: the same in the slower and in the faster quarter of the steps: half of them lie between these.
+        cache_bytes: of all that the cache holds, with F and positions.
+        full_bytes: of keys and values in a cache that drops nothing.
+        batch: sequences at a time.
+        context: tokens at the end.
+    """
+
+    tokens_per_second: float
+    quartiles: tuple[float, float]
+    cache_bytes: int
+    full_bytes: int
+    batch: int
+    context: int
+
+
+def measure_decoding(
+    model: LanguageModel,
+    context: int,
+    batch: int = 1,
+    steps: int = 32,
+    seed: int = 0,
+    budgets: Budgets | None = None,
+    policy: str | Policy | None = None,
+) -> Decoding:
+    """Fill a cache with random tokens up to the last `steps`, then decode these one by one.
+
+    Args:
+        model: in evaluation mode.
+        context: tokens at the end.
+        batch: sequences at a time.
+        steps: how many are timed.
+        seed: of the tokens.
+        budgets: K_l; None for the model's own.
+        policy: who leaves when a layer is full; None for the model's own.
+    """
+    steps = min(steps, context - 1)
+    ids = torch.randint(model.description.vocab_size, (batch, context), generator=torch.Generator().manual_seed(seed))
+    ids = ids.to(model.device)
+    cache, seconds = model.new_cache(budgets, None if policy is None else import_policy(policy)), []
+    with torch.inference_mode():
+        model(ids[:, : context - steps], past_key_values=cache, use_cache=True, logits_to_keep=1)
+        for place in range(context - steps, context):
+            began = time.perf_counter()
+            found = model(ids[:, place : place + 1], past_key_values=cache, use_cache=True)
+            _wait(model.device)
+            seconds.append(time.perf_counter() - began)
+    if bool(found.logits.isnan().any()):
+        raise NotFiniteError("the logits of the next token are NaN")
+    fast, middle, slow = statistics.quantiles(seconds, n=4, method="inclusive") if steps > 1 else 3 * seconds
+    speeds = batch / middle, (batch / slow, batch / fast)
+    return Decoding(*speeds, cache.nbytes(), cache.full_nbytes(), batch, context)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

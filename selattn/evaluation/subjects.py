@@ -1,22 +1,34 @@
-"""What is evaluated: a model, with or without budgets, and a policy.
+"""What is evaluated: a model, with or without budgets, and a policy; and how many tokens its cache must hold.
 
-On the command line that is `MODEL`, `MODEL@BUDGETS` or `MODEL@BUDGETS:POLICY`: `zoo:memory@budgets.json`,
-`runs/mine@64:h2o`. BUDGETS is a number for all layers, one for each (`8,48,8`), a budgets file, or the folder of a
-search; `MODEL@none` leaves out the budgets that a model's config has.
+    Subject.of("zoo:memory", budgets=64, policy="h2o")
+
+Of each layer
+
+    held   the most tokens, at any time within N, that a later query can still read
+    read   the most tokens that one query reads
+
+With a budget K both are at most K. A window of W needs W of both. A sparse pattern differs: the strided one of Child et
+al. reads few tokens, but every one of them is read again some stride later, so all have to be held. KV size means what
+is held: that is what takes memory. Records give both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from selattn.cache import Budgets, Policy, Window, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
 from selattn.models.evicting import check_selects
+from selattn.models.kinds import AttentionKind
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import Description, LanguageModel
+from selattn.ops.rules import pattern_visible
 from selattn.utils.memory import check_fits
 
 BUDGETS = "budgets.json"  # of a search, in its folder
@@ -41,23 +53,40 @@ class Subject:
     policy: str | Policy | None = None
 
     @classmethod
-    def of(cls, model: str | Path | Subject | Loaded | LanguageModel, default: str | None = None) -> Subject:
-        """Of a model that a user names, or gives as it is."""
+    def of(
+        cls,
+        model: str | Path | Subject | Loaded | LanguageModel,
+        budgets: Budgets | int | Sequence[int] | None = None,
+        policy: str | Policy | None = None,
+    ) -> Subject:
+        """A model by its name, or as it is, and how it is pruned; without budgets those of its config hold."""
         if isinstance(model, Subject):
             return model
-        if isinstance(model, str | Path):
-            return cls.parse(str(model), default)
-        found = load(model)
-        return cls(found.name, found)
+        name, at, how = str(model).rpartition("@") if isinstance(model, str) else ("", "", "")
+        if at and not Path(str(model)).exists():
+            raise SelattnError(f"{how!r} behind the @ belongs to the command line: write Subject.of({name!r}, budgets)")
+        found, chosen = load(model), Budgets.of(budgets)
+        if chosen is None:
+            _check_in_force(found, policy)
+            return cls(found.name, found, None, policy)
+        check_budgets(chosen, found.description, policy)
+        limits = chosen.to_json()
+        told = ",".join(map(str, limits)) if isinstance(limits, list) else str(limits)
+        called = "" if policy is None else f":{policy_name(policy)}"
+        return cls(f"{found.name}@{told}{called}", found, chosen, policy)
 
     @classmethod
     def parse(cls, text: str, default: str | None = None) -> Subject:
-        """From the command line; `default` is the policy of a model that has budgets and names none."""
+        """From the command line: `MODEL`, `MODEL@BUDGETS` or `MODEL@BUDGETS:POLICY`.
+
+        BUDGETS is a number for all layers, one for each (`8,48,8`), a budgets file, or the folder of a search;
+        `MODEL@none` leaves out the budgets that a model's config has. `default` is the policy of a model that has
+        budgets and names none.
+        """
         name, at, how = text.rpartition("@")
         if not at:
             found = load(text)
-            if default is not None and found.description.budgets is None:
-                raise SelattnError(f"{text} has no budgets, so no policy is in force: write {text}@BUDGETS")
+            _check_in_force(found, default)
             return cls(text, found, None, default)
         if not how:
             raise SelattnError(f"{text!r} has nothing behind its @: write MODEL@BUDGETS or MODEL@BUDGETS:POLICY")
@@ -85,6 +114,12 @@ class Subject:
     def policy_name(self) -> str:
         """Who leaves, for tables and records."""
         return policy_name(self.loaded.description.policy if self.policy is None else self.policy)
+
+
+def _check_in_force(model: Loaded, policy: str | Policy | None) -> None:
+    """Raise for a policy that evicts nothing since there are no budgets."""
+    if policy not in (None, NONE) and model.description.budgets is None:
+        raise SelattnError(f"{model.name} has no budgets, so no policy is in force: write {model.name}@BUDGETS")
 
 
 def read_budgets(text: str) -> Budgets:
@@ -135,3 +170,55 @@ def check_context(name: str, loaded: Loaded, context: int) -> None:
         width = int(getattr(loaded.config, "hidden_size", width))
     needed = context * (8 + 4 * 2 * width)  # ids, and of one layer at least: its input, query, key and value
     check_fits(needed, f"{name} with rows of {context:,} tokens needs", "choose a smaller --context")
+
+
+@dataclass(frozen=True)
+class KVSize:
+    """Tokens by layer.
+
+    Attributes:
+        context: N.
+        held: what each layer must hold.
+        read: what a query of each layer reads.
+    """
+
+    context: int
+    held: tuple[int, ...]
+    read: tuple[int, ...]
+
+    @property
+    def mean(self) -> float:
+        """Tokens held, a mean over the layers."""
+        return sum(self.held) / len(self.held)
+
+    @property
+    def factor(self) -> float:
+        """layers * N / tokens held: with budgets the paper's memory factor."""
+        return self.context / self.mean
+
+
+def kv_size(
+    model: Description, context: int, budgets: Budgets | None = None, policy: str | Policy | None = None
+) -> KVSize:
+    """Of a model at a context of N tokens; its own budgets and policy unless others are given."""
+    budgets = budgets or model.budgets
+    limits: list[int] = [context] * model.layers
+    chosen = make_policy(model.policy) if policy is None else import_policy(policy)
+    if budgets is not None and chosen.evicts:
+        limits = [min(k, context) for k in budgets.for_layers(model.layers)]
+    kinds = {kind: _unlimited(kind, context, model.heads) for kind in model.kinds}
+    sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(model.kinds, limits, strict=True)]
+    return KVSize(context, tuple(held for held, _ in sizes), tuple(read for _, read in sizes))
+
+
+def _unlimited(kind: AttentionKind, context: int, heads: int) -> tuple[int, int]:
+    """Held and read, counted in the whole matrix of who sees whom."""
+    if kind.pattern is None:
+        size = min(kind.window or context, context)
+        return size, size
+    place = torch.arange(context)
+    seen = pattern_visible(kind.pattern, place[None, :, None], place[None, None, :], heads).any(1)[0]
+    seen = seen & (place[None, :] <= place[:, None])  # [N, N]
+    last = torch.where(seen, place[:, None], -1).amax(0)  # the last query that reads each token
+    held = ((place[None, :] <= place[:, None]) & (last[None, :] >= place[:, None])).sum(-1)
+    return int(held.max()), int(seen.sum(-1).max())

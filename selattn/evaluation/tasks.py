@@ -20,7 +20,7 @@ from selattn.data.files import read_objects
 from selattn.errors import SelattnError
 from selattn.evaluation.results import TaskResult
 from selattn.models.seam import LanguageModel
-from selattn.utils.folders import cache_folder
+from selattn.utils.files import cache_folder
 from selattn.utils.suggest import advice
 
 # Our name for a task -> where lm-eval has it. Its own names are the same.

@@ -79,12 +79,14 @@ class Searched:
         context: N of the search.
         rows: how many rows, the first of the text.
         tokens: the checksum of the text's tokens.
+        folder: of the search, by which records name it.
     """
 
     text: Text
     context: int
     rows: int
     tokens: str
+    folder: str = ""
 
     def spans(self, store: TokenStore) -> list[tuple[int, int]]:
         """The tokens of the store that were seen, as [start, stop) in order; none if it holds another text."""
@@ -121,6 +123,11 @@ def text_key(text: Text, rows: TextRows, count: int | None, skip: int | Searched
     """What the rows that are taken of a text depend on, and which those are."""
     taken = hashlib.blake2b(str(rows.numbers(count, skip)).encode(), digest_size=8).hexdigest()
     return {"text": to_json(text), "tokens": rows.checksum, "taken": taken}
+
+
+def skip_name(skip: int | Searched) -> int | str:
+    """What is left out, as a record has it."""
+    return skip if isinstance(skip, int) else skip.folder
 
 
 def text_names(sources: Sequence[str]) -> dict[str, str]:

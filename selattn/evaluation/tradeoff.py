@@ -1,7 +1,7 @@
 """The trade-off between loss and KV size, for several models and policies on the same rows, in one record.
 
-found = tradeoff(["selective=zoo:memory@runs/prune/memory", "H2O=zoo:standard@sizes:h2o"], "embedded",
-                 baseline="zoo:standard", rows=32)
+curves = [Curve.of("zoo:memory", search=read_search("runs/prune/memory")), Curve.of("zoo:standard", "h2o", sizes=True)]
+found = measure_tradeoff(curves, "embedded", baseline="zoo:standard", rows=32)
 found.curves[0].at_the_baselines_loss["embedded"].memory_factor
 """
 
@@ -9,23 +9,89 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from selattn.cache import Budgets
+from selattn.cache import Budgets, import_policy
+from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
-from selattn.evaluation.batches import Batch, make_batches
-from selattn.evaluation.curve import Curve, Point, at_losses, halves, measure, nearest
-from selattn.evaluation.parts import Key, Parts, kept_parts, write_whole
-from selattn.evaluation.results import Baseline, CurveModel, MeasuredCurve, Origin, TextSize, Tradeoff
-from selattn.evaluation.searches import Skip, read_path, read_settings, skip_name, skipped
-from selattn.evaluation.subjects import check_context
-from selattn.evaluation.text import Data, Text, named_texts, text_key
-from selattn.models.loading import Loaded
+from selattn.evaluation.losses import Batch, log_perplexity, make_batches
+from selattn.evaluation.results import (
+    AtLoss,
+    Baseline,
+    CurveModel,
+    MeasuredCurve,
+    Origin,
+    Point,
+    TextSize,
+    Tradeoff,
+)
+from selattn.evaluation.subjects import check_context, kv_size
+from selattn.evaluation.text import Data, Searched, Text, named_texts, skip_name, text_key
+from selattn.models.evicting import check_selects
+from selattn.models.loading import Loaded, load
+from selattn.models.seam import Description, LanguageModel
 from selattn.utils.distributed import Team
-from selattn.utils.progress import Progress, counting, nothing
+from selattn.utils.journal import Key, Parts, kept_parts, write_whole
+from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, as_body, portable, read_record
+
+
+@dataclass(frozen=True)
+class SearchPath:
+    """The path of a search, which a curve follows; `selattn.pruning.read_search` reads one.
+
+    Attributes:
+        folder: of the search.
+        context: N of the search.
+        policy: who leaves.
+        budgets: K_l after each iteration.
+    """
+
+    folder: Path
+    context: int
+    policy: str
+    budgets: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line of the figure: along a search, for budgets of one size, or one point for a model as it is.
+
+    Attributes:
+        name: what it is called in the figure.
+        model: as the user wrote it.
+        loaded: the model.
+        policy: who leaves; None for the model's own.
+        search: the path that is followed.
+        sizes: whether the budgets are the same in every layer.
+    """
+
+    name: str
+    model: str
+    loaded: Loaded
+    policy: str | None = None
+    search: SearchPath | None = None
+    sizes: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        model: str | Path | Loaded | LanguageModel,
+        policy: str | None = None,
+        search: SearchPath | None = None,
+        sizes: bool = False,
+        name: str | None = None,
+    ) -> Curve:
+        """The curve of a model, by default under the model's name."""
+        found = load(model)
+        if sizes:
+            about = found.description
+            check_selects(Budgets(SMALLEST), import_policy(policy or about.policy), about.selects)
+        return cls(name or found.name, found.name, found, policy, search, sizes)
 
 
 @dataclass(frozen=True)
@@ -66,47 +132,47 @@ class Plan:
 
 
 def measure_tradeoff(
-    curves: Sequence[str | Curve],
+    curves: Sequence[Curve],
     data: Data,
     *,
-    baseline: str | Curve | None = None,
+    baseline: str | Path | Loaded | LanguageModel | Curve | None = None,
     sizes: Sequence[int] = (),
     extend: str | Path | None = None,
     rows: int | None = None,
-    skip: Skip = 0,
+    skip: int | Searched = 0,
     context: int | None = None,
     batch: int = 8,
     seed: int = 0,
     record: str | Path | None = None,
-    progress: Progress = nothing,
+    progress: Progress | None = None,
     team: Team | None = None,
 ) -> Tradeoff:
     """Measure every curve on the same rows, and read off where it reaches the baseline's loss.
 
     Args:
-        curves: MODEL@SEARCH along a search, MODEL@sizes:POLICY for equal budgets, MODEL as it is; NAME=... in front
-            gives a name. Those of one name are one curve.
+        curves: of models along a search, with equal budgets, or as they are. Those of one name are one curve.
         data: texts: sources as `selattn.data.documents` takes them, or `Text` objects, one, several, or by name.
         baseline: the model whose loss the curves are to reach.
         sizes: of the points; by default the context, and halves of it down to 2.
         extend: a record of the same rows, whose curves and baseline these join.
         rows: of each text; None for all.
-        skip: leave out what a search has seen: one on so many rows, or the one in a folder.
+        skip: leave out what a search has seen: one on so many rows, or `Searched` (see `selattn.pruning.searched`).
         context: N; None for the context size of the first model.
         batch: rows at a time.
         seed: for the record.
         record: where the record goes; meanwhile the points that are done lie beside it.
-        progress: is told how many rows are done.
+        progress: is told how many rows are done; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
-    parsed = [Curve.parse(each) if isinstance(each, str) else each for each in curves]
-    base = Curve.parse(baseline) if isinstance(baseline, str) else baseline
+    progress = progress or Progress()
+    parsed = list(curves)
+    base = baseline if baseline is None or isinstance(baseline, Curve) else Curve.of(baseline)
     before = None if extend is None else read_curves(Path(extend), parsed, base)
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
         plan = make_plan(
-            parsed, base, named_texts(data), sizes, rows, skip, context, batch, team.leads and progress is not nothing
+            parsed, base, named_texts(data), sizes, rows, skip, context, batch, team.leads and progress.shows
         )
         texts = {name: _size(batches) for name, batches in plan.texts.items()}
         frame = Tradeoff(plan.context, texts, skip_name(skip), None, ())
@@ -115,8 +181,9 @@ def measure_tradeoff(
         path = None if record is None else Path(record)
         parts = stack.enter_context(kept_parts(path, plan.keys, team, progress))
         shared = sum(len(batch.input_ids) for batches in plan.texts.values() for batch in team.share(batches))
-        tick = counting(progress, "measuring", shared * (len(plan.keys) - parts.known(plan.keys)))
-        measured = [(line.curve, _measure(line, plan, team, parts, tick)) for line in plan.lines]
+        progress.begin(shared * (len(plan.keys) - parts.known(plan.keys)), "measuring")
+        measured = [(line.curve, _measure(line, plan, team, parts, progress.advance)) for line in plan.lines]
+        progress.end()
         found = _collect(frame, measured, base is not None, before)
         if path is not None and team.leads:
             write_whole(path, found, seed)
@@ -130,7 +197,7 @@ def make_plan(
     texts: Mapping[str, Text],
     sizes: Sequence[int] = (),
     rows: int | None = None,
-    skip: Skip = 0,
+    skip: int | Searched = 0,
     context: int | None = None,
     batch: int = 8,
     progress: bool = False,
@@ -151,10 +218,10 @@ def make_plan(
         )
     ordered = sorted(set(sizes or halves(context)), reverse=True)
     points = [(curve, *_points(curve, ordered, context)) for curve in everybody]
-    tokenizer, left_out = curves[0].loaded.tokenizer, skipped(skip)
+    tokenizer = curves[0].loaded.tokenizer
     cut = {name: text.rows(tokenizer, context, progress=progress) for name, text in texts.items()}
     around = {
-        "texts": {name: text_key(text, cut[name], rows, left_out) for name, text in texts.items()},
+        "texts": {name: text_key(text, cut[name], rows, skip) for name, text in texts.items()},
         "context": context,
         "rows": rows,
         "skip": skip_name(skip),
@@ -164,7 +231,7 @@ def make_plan(
         Line(curve, choices, policy, [_key(curve, each, policy, around) for each in choices])
         for curve, choices, policy in points
     ]
-    return Plan(context, {name: make_batches(each.take(rows, left_out), batch) for name, each in cut.items()}, lines)
+    return Plan(context, {name: make_batches(each.take(rows, skip), batch) for name, each in cut.items()}, lines)
 
 
 def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> tuple[Provenance, Tradeoff]:
@@ -196,12 +263,12 @@ def _check_frame(frame: Tradeoff, before: Tradeoff, file: str) -> None:
 def _points(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budgets | None], str | None]:
     """The budgets of a curve's points, and the policy."""
     if curve.search is not None:
-        settings, path = read_settings(curve.search), read_path(curve.search)
-        if not path:
-            raise SelattnError(f"nothing has been searched in {curve.search} yet: go on with that search")
-        if settings.context != context:
-            raise SelattnError(f"{curve.search} was searched at a context of {settings.context}, not {context}")
-        return [Budgets(budgets) for budgets in nearest([step.budgets for step in path], sizes)], settings.policy
+        search = curve.search
+        if not search.budgets:
+            raise SelattnError(f"nothing has been searched in {search.folder} yet: go on with that search")
+        if search.context != context:
+            raise SelattnError(f"{search.folder} was searched at a context of {search.context}, not {context}")
+        return [Budgets(budgets) for budgets in nearest(search.budgets, sizes)], search.policy
     if curve.sizes:
         return [Budgets(size) for size in sizes], curve.policy
     return [None], None
@@ -225,9 +292,17 @@ def _measure(line: Line, plan: Plan, team: Team, parts: Parts, tick: Callable[[i
         for k, key in zip(line.choices, line.keys, strict=True)
     ]
     return [
-        Point.make(loaded.description, plan.context, k, line.policy, each)
+        _point(loaded.description, plan.context, k, line.policy, each)
         for k, each in zip(line.choices, found, strict=True)
     ]
+
+
+def _point(
+    model: Description, context: int, budgets: Budgets | None, policy: str | None, loss: dict[str, float]
+) -> Point:
+    size = kv_size(model, context, budgets, policy)
+    each = None if budgets is None else budgets.for_layers(model.layers)
+    return Point(size.mean, size.factor, size.held, size.read, each, loss)
 
 
 def _collect(
@@ -253,11 +328,80 @@ def _collect(
 
 
 def _model(curve: Curve) -> CurveModel:
-    search = None if curve.search is None else str(curve.search)
-    policy = curve.policy if curve.search is None else read_settings(curve.search).policy
-    return CurveModel(curve.model, curve.loaded.training_seed, policy, search)
+    if curve.search is None:
+        return CurveModel(curve.model, curve.loaded.training_seed, curve.policy)
+    return CurveModel(curve.model, curve.loaded.training_seed, curve.search.policy, str(curve.search.folder))
 
 
 def _size(batches: Sequence[Batch]) -> TextSize:
     """How much text that is."""
     return TextSize(sum(len(batch.input_ids) for batch in batches), sum(batch.tokens for batch in batches))
+
+
+def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tuple[int, ...]]:
+    """Of the budgets of a path those whose mean is nearest to each size, the largest first, each once."""
+
+    def distance(budgets: tuple[int, ...], size: float) -> float:
+        return abs(math.log(sum(budgets) / len(budgets) / size))
+
+    chosen = {min(paths, key=functools.partial(distance, size=size)) for size in sizes}
+    return sorted(chosen, key=lambda k: -sum(k))
+
+
+def measure(
+    model: LanguageModel,
+    texts: Mapping[str, Sequence[Batch]],
+    budgets: Budgets | None,
+    policy: str | None,
+    team: Team,
+    tick: Callable[[int], None] | None = None,
+) -> dict[str, float]:
+    """The losses of a point, by the name of the text; `tick` gets the number of rows after each batch."""
+    return {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
+
+
+def halves(context: int) -> list[int]:
+    """The sizes at which curves are measured unless others are asked for: N, N / 2, ... down to the smallest budget."""
+    sizes = [context]
+    while sizes[-1] // 2 >= SMALLEST:
+        sizes.append(sizes[-1] // 2)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Where a curve reaches a loss.
+
+    Attributes:
+        size: KV size.
+        at_most: whether the curve ends there with a smaller loss, so that the true size is smaller, too.
+    """
+
+    size: float
+    at_most: bool
+
+
+def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | None:
+    """The KV size at which a curve, (size, loss) by point, reaches a loss: between points log(size) is interpolated.
+
+    Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
+    largest; the smallest size if it never does. A loss that is not a number counts as larger than every other.
+    """
+    ordered = sorted(points, key=lambda point: -point[0])
+    limit = loss * (1 + 1e-6)  # budgets that drop nothing give the baseline's own loss, but for rounding
+    if not ordered[0][1] <= limit:
+        return None
+    for (larger, low), (smaller, high) in itertools.pairwise(ordered):
+        if not high <= limit:
+            share = max(0.0, loss - low) / (high - low) if math.isfinite(high) else 0.0
+            return Reached(larger ** (1 - share) * smaller**share, at_most=False)
+    return Reached(ordered[-1][0], at_most=True)
+
+
+def at_losses(points: Sequence[Point], losses: Mapping[str, float], context: int) -> dict[str, AtLoss | None]:
+    """Where the points of a curve reach the loss of each text; None if they do not."""
+    found = {}
+    for text, loss in losses.items():
+        reached = size_at([(point.kv_size, point.loss[text]) for point in points], loss)
+        found[text] = None if reached is None else AtLoss(reached.size, context / reached.size, reached.at_most)
+    return found

@@ -33,7 +33,7 @@ from selattn.models.stock.gguf import SUFFIX, GgufFormat
 from selattn.models.stock.llama2c import Llama2cFormat
 from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
-from selattn.utils.inputs import digest, read_json
+from selattn.utils.files import digest, read_json
 
 TRAINING = "training_record.json"  # beside a trained model
 _ROUNDED = 128  # a vocabulary may be rounded up to a multiple of this

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from selattn.models.weights import CONFIG
-from selattn.utils.files import write_json
-from selattn.utils.inputs import read_json
+from selattn.utils.files import read_json, write_json
 
 _STOCK = {"selection_strength": "strength"}  # what our decoder's config calls otherwise
 

@@ -14,7 +14,8 @@ from transformers.utils import logging
 from selattn.errors import SelattnError
 from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
-from selattn.utils.inputs import first_line, read_json
+from selattn.utils.files import read_json
+from selattn.utils.suggest import first_line
 
 CONFIG = "config.json"
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

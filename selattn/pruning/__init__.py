@@ -1,12 +1,8 @@
 """The search for budgets: how many tokens each layer may keep before the loss suffers."""
 
-from selattn.evaluation.searches import Step
-from selattn.pruning.job import Pruned
-from selattn.pruning.path import chosen
-from selattn.pruning.record import SearchRecord
-from selattn.pruning.rows import search_rows
-from selattn.pruning.run import prune
-from selattn.pruning.search import Procedure, first_step, steps
+from selattn.pruning.folder import Step, chosen, read_path, read_search, searched
+from selattn.pruning.run import Pruned, SearchRecord, prune
+from selattn.pruning.search import Procedure, first_step, search_rows, steps
 from selattn.pruning.trials import Trials
 from selattn.pruning.until import Until, parse_until
 
@@ -21,6 +17,9 @@ __all__ = [
     "first_step",
     "parse_until",
     "prune",
+    "read_path",
+    "read_search",
     "search_rows",
+    "searched",
     "steps",
 ]

@@ -21,11 +21,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from selattn.cache import Policy
 from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
-from selattn.evaluation.searches import Step, Work
-from selattn.pruning.trials import Trials
-from selattn.pruning.whole import WholeTrials
+from selattn.evaluation.losses import Batch
+from selattn.models.seam import LanguageModel
+from selattn.pruning.folder import Step, Work, chosen
+from selattn.pruning.trials import Trials, WholeTrials, make_trials
+from selattn.pruning.until import Until
+from selattn.utils.distributed import Team
+from selattn.utils.progress import Progress
 
 STEP = 8  # C
 
@@ -142,3 +147,44 @@ def _bounds(past: Sequence[Step], procedure: Procedure) -> dict[int, dict[int, f
         gives = procedure.gives(before.budgets)
         bounds[gives] |= {layer: loss - before.loss for layer, loss in step.tried.items()}
     return bounds
+
+
+def shown(step: Step) -> str:
+    """The factor, the loss, and the budgets if they are few."""
+    budgets = f"  K {' '.join(map(str, step.budgets))}" if len(step.budgets) <= 12 else ""
+    return f"{step.factor:.2f}x less  loss {step.loss:.4f}{budgets}"
+
+
+def search_rows(
+    model: LanguageModel,
+    batches: Sequence[Batch],
+    until: Until,
+    procedure: Procedure,
+    *,
+    policy: str | Policy = "selective",
+    progress: Progress | None = None,
+) -> tuple[int, list[Step]]:
+    """Search on rows at hand, with nothing written: the last iteration that meets the threshold, and the path.
+
+    Args:
+        model: in evaluation mode.
+        batches: what is searched on.
+        until: where the search stops; the loss of a baseline has to be given as `loss`.
+        procedure: how it proceeds.
+        policy: who leaves when a layer is full.
+        progress: is told how it proceeds; None shows nothing.
+    """
+    layers = model.description.layers
+    until.check_size(layers, procedure.context, procedure.smallest)
+    trials = make_trials(model, batches, (procedure.context,) * layers, policy, Team())
+    path = [first_step(trials)]
+    until.check_loss(path[0].loss)
+    progress = progress or Progress()
+    progress.begin(procedure.iterations(layers), "iteration", sure=False)
+    for step in steps(trials, procedure, past=tuple(path)):
+        path.append(step)
+        progress.advance(1, shown(step))
+        if chosen([path[0], step], until, procedure.context)[1]:
+            break
+    progress.end()
+    return chosen(path, until, procedure.context)[0], path

@@ -1,4 +1,4 @@
-"""Where a search stops.
+"""Where a search stops: `Until(tolerance=0.01)`, or on the command line
 
 baseline=MODEL   before the loss exceeds that of another model, on the same text
 tolerance=NATS   before the loss exceeds the model's own, unpruned, by more

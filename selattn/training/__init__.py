@@ -1,11 +1,8 @@
 """Training: runs, which are functions that return a whole configuration, and what carries them out.
 
 config      what a run is: immutable settings, checked when they are made
-overrides   `optimizer.lr=1e-3` on the command line becomes another configuration
-describe    what each field is, in the words of the class that defines it
+overrides   the fields of a run; `optimizer.lr=1e-3` on the command line becomes another configuration
 presets     the runs that `selattn train` knows by name, and any other by MODULE:NAME
-sampling    which rows make up which step: a pure function of seed and step
-course      what changes on the way: the selection strength, the budgets
 datasets    from the data settings of a run to rows
 trainer     transformers' Trainer, with what selection adds
 memory      whether a step of it can fit into the machine at all
@@ -19,5 +16,7 @@ display     what is shown of a run in the terminal
 
 from selattn.training.config import RunConfig
 from selattn.training.launch import Finished, train
+from selattn.training.overrides import changed
+from selattn.training.presets import find_run
 
-__all__ = ["Finished", "RunConfig", "train"]
+__all__ = ["Finished", "RunConfig", "changed", "find_run", "train"]

@@ -1,107 +1,22 @@
-"""What a user sees of a run: a bar in a terminal, lines where there is none, or nothing."""
+"""What is said of a training: its losses, its speed, its evaluations, and what each layer keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich.console import Console
-
 from selattn.training.record import LogLine, Score
-from selattn.utils.progress import ProgressLine
+from selattn.utils.progress import Progress
 from selattn.utils.typed import from_json
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 
 
-class Display:
-    """Nothing is shown; the others show something."""
-
-    shows = False
-
-    def begin(self, step: int, steps: int) -> None:
-        """A run begins, or goes on, at `step`."""
-
-    def goes_on(self, step: int, steps: int, left_out: Sequence[str]) -> None:
-        """A run that was begun goes on at `step`; checkpoints were left out, and why."""
-
-    def step(self, step: int) -> None:
-        """A step has ended."""
-
-    def record(self, record: LogLine) -> None:
-        """A record of the log."""
-
-    def interrupting(self) -> None:
-        """Ctrl-C was pressed: the run ends after this step."""
-
-    def end(self) -> None:
-        """The run has ended, in whatever way; called again it does nothing."""
-
-
-class Lines(Display):
-    """A line for each record: for files, pipes and batch systems."""
-
-    def __init__(self, console: Console) -> None:
-        self.console = console
-
-    def goes_on(self, step: int, steps: int, left_out: Sequence[str]) -> None:
-        """Say it once, in front of everything else."""
-        for why in left_out:
-            self.console.print(f"{why}; it is left out", highlight=False, soft_wrap=True, markup=False)
-        where = f"going on from step {step:,} of {steps:,}" if step else "no whole checkpoint yet: beginning at step 0"
-        self.console.print(where, highlight=False, soft_wrap=True)
-
-    def record(self, record: LogLine) -> None:
-        """Print a line of the log: losses and speed, or an evaluation."""
-        if "evaluation" in record:
-            shown = evaluation(from_json(dict[str, Score], record["evaluation"]))
-        else:
-            shown = f"{training(record)}  {speed(record)}"
-        self.console.print(f"step {record['step']:,}  {shown}", highlight=False, soft_wrap=True)
-
-    def interrupting(self) -> None:
-        """Say what happens next."""
-        self.console.print("stopping, with a checkpoint", highlight=False)
-
-
-class Bar(Lines):
-    """A bar with the loss, the kept fraction of each layer and the speed; evaluations are printed above it."""
-
-    shows = True
-
-    def __init__(self, console: Console, title: str = "") -> None:
-        super().__init__(console)
-        self.title = title
-        self._line: ProgressLine | None = None
-
-    def begin(self, step: int, steps: int) -> None:
-        """Draw it, below the title: a name can be long, and the numbers need the line."""
-        if self.title:
-            self.console.print(f"[bold]{self.title}[/]", highlight=False)
-        self._line = ProgressLine("", steps, completed=step, left="", keep=True, console=self.console).start()
-
-    def step(self, step: int) -> None:
-        """Move the progress line to a step."""
-        if self._line is not None:
-            self._line.update(step)
-
-    def record(self, record: LogLine) -> None:
-        """Show it in the bar; print an evaluation."""
-        if "evaluation" in record or self._line is None:
-            super().record(record)
-        else:
-            self._line.update(text=f"{training(record)} [dim]{speed(record)}[/]")
-
-    def end(self) -> None:
-        """Leave the bar as it is."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-
-
-def make_display(title: str = "", console: Console | None = None) -> Display:
-    """A bar in a terminal, and lines elsewhere."""
-    console = console or Console(stderr=True)
-    return Bar(console, title) if console.is_terminal else Lines(console)
+def tell(progress: Progress, record: LogLine) -> None:
+    """A line of the log: losses and speed, or an evaluation, which has a line of its own."""
+    if "evaluation" in record:
+        progress.say(f"step {record['step']:,}  {evaluation(from_json(dict[str, Score], record['evaluation']))}")
+    else:
+        progress.advance(0, f"{training(record)}  {speed(record)}")
 
 
 def training(record: LogLine) -> str:

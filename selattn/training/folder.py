@@ -20,9 +20,8 @@ from typing import Any
 from selattn.errors import SelattnError
 from selattn.training.checkpoints import Choice, choose, delete, newest
 from selattn.training.record import LogLine, TrainingRecord
-from selattn.utils.files import write_json, write_text
+from selattn.utils.files import LOCK, Lock, write_json, write_text
 from selattn.utils.journal import append_line, whole_lines
-from selattn.utils.locks import LOCK, Lock
 from selattn.utils.records import check_folder, read_body
 
 CONFIG, LOG, MODEL, RECORD = "run.json", "log.jsonl", "model", "training_record.json"

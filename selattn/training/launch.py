@@ -6,11 +6,13 @@ import contextlib
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
@@ -18,23 +20,27 @@ from transformers.integrations.integration_utils import TensorBoardCallback
 from selattn.errors import FULL, CannotWriteError, SelattnError
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
-from selattn.training.arguments import check_schedule, training_arguments
-from selattn.training.config import RunConfig
+from selattn.training.config import RunConfig, Schedule
 from selattn.training.datasets import Data
-from selattn.training.display import Display
 from selattn.training.maker import Made, Maker
-from selattn.training.overrides import override
-from selattn.training.presets import find_run
+from selattn.training.presets import named_run
 from selattn.training.record import Score, TrainingLosses, TrainingRecord
 from selattn.training.trainer import SelectiveTrainer
-from selattn.utils.distributed import Team
-from selattn.utils.files import writing
-from selattn.utils.folders import make_folder
+from selattn.utils.distributed import Team, world_size
+from selattn.utils.files import make_folder, writing
 from selattn.utils.memory import keep_freed_memory
+from selattn.utils.progress import Progress
 from selattn.utils.records import command_line, write_record
 from selattn.utils.typed import from_json
 
 _T = TypeVar("_T")
+_DECAY = {
+    "cosine": "cosine_with_min_lr",
+    "linear": "linear",
+    "constant": "constant_with_warmup",
+    "inverse_sqrt": "inverse_sqrt",
+}
+_FROM_THE_START = "no whole checkpoint yet: beginning at step 0"
 _FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
 
 
@@ -64,32 +70,30 @@ def train(
     run: RunConfig | str,
     folder: str | Path,
     *,
-    settings: Sequence[str] = (),
     resume: bool = False,
     overwrite: bool = False,
     data: Data | None = None,
-    display: Display | None = None,
+    progress: Progress | None = None,
     maker: Maker | None = None,
 ) -> Finished:
     """Carry out a run in `folder`.
 
     Args:
-        run: the whole configuration, or what `find_run` takes: a name, or MODULE:NAME.
+        run: the whole configuration, or the name of one of ours (`selattn train --list`).
         folder: where everything goes; see `selattn.training.folder`.
-        settings: changes to it: `optimizer.lr=1e-3`.
         resume: go on from the newest whole checkpoint.
         overwrite: delete what is in the folder and begin anew.
         data: the rows, if they are not to be prepared from the run's settings.
-        display: what is shown; None shows nothing.
+        progress: is told how it proceeds; None shows nothing.
         maker: how data and model come about, and what trains them; None is the run's own.
     """
-    run = override(find_run(run) if isinstance(run, str) else run, settings)
+    run = named_run(run) if isinstance(run, str) else run
     maker = maker or run.maker()
     folder = Path(folder)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     args = training_arguments(run, folder)
-    display = display if display is not None and args.process_index == 0 else Display()
+    progress = progress if progress is not None and args.process_index == 0 else Progress()
     whole = run.to_dict()
     defaults = type(run)(run.name, run.data).to_dict()
     with contextlib.closing(run_folder.Claim(folder)) as claim:
@@ -99,14 +103,17 @@ def train(
             return _ended(folder)
         maker.check(run, args.world_size, args.device)
         check_schedule(run.schedule)  # after what a warm-up that is too long for a first try would hide
-        data = data or maker.prepare(run, display.shows)
+        data = data or maker.prepare(run, progress.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)
         _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
         if plan.goes_on:
-            left_out = [f"{path.name}: {wrong}" for path, wrong in plan.choice.left_out]
-            display.goes_on(plan.choice.step or 0, run.schedule.steps, left_out)
-        return _carry_out(run, made, data, args, display, plan.choice.step)
+            for path, wrong in plan.choice.left_out:
+                progress.say(f"{path.name}: {wrong}; it is left out")
+            step = plan.choice.step
+            at = f"going on from step {step:,} of {run.schedule.steps:,}" if step else _FROM_THE_START
+            progress.say(at)
+        return _carry_out(run, made, data, args, progress, plan.choice.step)
 
 
 def _carry_out(
@@ -114,12 +121,12 @@ def _carry_out(
     made: Made,
     data: Data,
     args: TrainingArguments,
-    display: Display,
+    progress: Progress,
     start: int | None,
 ) -> Finished:
     """The steps that are left, in a folder that is ready and ours."""
     folder = Path(str(args.output_dir))
-    trainer = made.trainer(run, made.model, data, args, display, made.course, start or 0)
+    trainer = made.trainer(run, made.model, data, args, progress, made.course, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
     if args.device.type == "cpu":
@@ -132,7 +139,7 @@ def _carry_out(
                 at = None if start is None else str(checkpoints.checkpoint_path(folder, start))
                 trainer.train(resume_from_checkpoint=at)
         finally:
-            display.end()
+            progress.end()
         step = trainer.state.global_step or start or 0
         if trainer.interrupted and not trainer.stopped and step < run.schedule.steps:
             return Finished(folder, step, True, None)
@@ -250,3 +257,95 @@ def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     return "the disk is full"
+
+
+def check_schedule(schedule: Schedule) -> None:
+    """Raise for a schedule whose parts do not fit each other."""
+    if schedule.warmup > schedule.steps:
+        raise SelattnError(
+            f"schedule.warmup is longer than the run: {schedule.warmup:,} steps of {schedule.steps:,}; "
+            "set a shorter schedule.warmup, such as 0, or more schedule.steps"
+        )
+    if schedule.decay != "cosine" and schedule.final:
+        raise SelattnError(f"schedule.final belongs to the cosine; with {schedule.decay} leave it at 0")
+
+
+def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
+    """The Trainer's settings for a run. The processes are those that torchrun or accelerate started."""
+    devices = world_size()
+    cpu = not torch.accelerator.is_available()  # has to be said: else each process would train a model of its own
+    micro, accumulate = run.batch.split(devices)
+    optimizer, schedule = run.optimizer, run.schedule
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about defaults that are set here
+        args = TrainingArguments(
+            output_dir=str(folder),
+            max_steps=schedule.steps,
+            per_device_train_batch_size=micro,
+            gradient_accumulation_steps=accumulate,
+            per_device_eval_batch_size=run.evaluation.batch,
+            learning_rate=optimizer.lr,
+            lr_scheduler_type=_DECAY[schedule.decay],
+            lr_scheduler_kwargs={"min_lr_rate": schedule.final} if schedule.decay == "cosine" else None,
+            warmup_steps=schedule.warmup,
+            optim="adamw_torch_fused",
+            adam_beta1=optimizer.beta1,
+            adam_beta2=optimizer.beta2,
+            adam_epsilon=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
+            max_grad_norm=optimizer.clip,
+            bf16=run.machine.precision == "bf16",
+            torch_compile=run.machine.compile,
+            **_recomputing(run),
+            **_sharding(run),
+            use_cpu=cpu,
+            ddp_backend="gloo" if cpu and devices > 1 else None,
+            seed=run.seed,
+            eval_strategy="steps",
+            eval_steps=run.evaluation.every,
+            save_strategy="steps",
+            save_steps=run.checkpoints.every,
+            logging_strategy="steps",
+            logging_steps=run.log_every,
+            logging_nan_inf_filter=False,  # a loss that is not finite is to be seen
+            ignore_data_skip=True,  # the sampler itself begins at the right step
+            remove_unused_columns=False,
+            report_to="none",
+            disable_tqdm=True,
+            log_level="error",
+            log_level_replica="error",
+        )
+    if args.world_size != devices:
+        raise SelattnError(f"{devices} processes were started, but the Trainer sees {args.world_size}: use torchrun")
+    if args.n_gpu > 1:
+        raise SelattnError(
+            f"this machine has {args.n_gpu} GPUs: start torchrun --nproc-per-node {args.n_gpu} -m selattn train, "
+            "or choose one with CUDA_VISIBLE_DEVICES=0"
+        )
+    if run.machine.shard == "fsdp" and (args.device.type == "cpu" or args.world_size == 1):
+        raise SelattnError(
+            "machine.shard=fsdp needs several GPUs: on a CPU the Trainer would silently run DDP; "
+            "leave it at none, or start with torchrun on GPUs"
+        )
+    return args
+
+
+def _recomputing(run: RunConfig) -> dict[str, Any]:
+    """Whether activations are computed again; newer versions of transformers have another name for it."""
+    fields = TrainingArguments.__dataclass_fields__
+    name = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
+    return {
+        name: run.machine.recompute and run.machine.shard == "none",
+        f"{name}_kwargs": {"use_reentrant": False} if run.machine.recompute else None,
+    }
+
+
+def _sharding(run: RunConfig) -> dict[str, Any]:
+    if run.machine.shard == "none":
+        return {}
+    config = {
+        "version": 2,
+        "transformer_layer_cls_to_wrap": [run.layer_class],
+        "activation_checkpointing": run.machine.recompute,
+    }
+    return {"fsdp": True, "fsdp_config": config}

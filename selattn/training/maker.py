@@ -13,10 +13,9 @@ from selattn.data.tokenizer import Tokenizer
 from selattn.models.evicting import check_selects
 from selattn.models.loading import load
 from selattn.training.config import RunConfig
-from selattn.training.course import Course, check_course
 from selattn.training.datasets import Data, prepare
 from selattn.training.memory import check_memory
-from selattn.training.model import make_model, model_config
+from selattn.training.model import Course, check_course, make_model, model_config
 from selattn.training.trainer import SelectiveTrainer
 
 

@@ -1,9 +1,10 @@
-"""From `optimizer.lr=1e-3` on the command line to another configuration, with one clear line for what does not fit."""
+"""The fields of a run: what each is, and from `optimizer.lr=1e-3` on the command line to another configuration."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,25 +14,41 @@ from selattn.errors import SelattnError, shortened
 from selattn.training.config import ARCHITECTURE, RunConfig
 from selattn.utils.suggest import advice
 
+_ENTRY = re.compile(r"    (\w+): (.+)")
+
 
 def override(run: RunConfig, assignments: Sequence[str]) -> RunConfig:
-    """The run with every `field=value` set.
+    """The run with every `field=value` of the command line set."""
+    return changed(run, parsed(run, assignments))
+
+
+def changed(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The run with other settings, by their dotted names: `{"optimizer.lr": 1e-3}`.
 
     A run that is given a model to start from keeps of its own model settings those that fine-tuning can change.
     """
-    begins = "start.model="
-    for assignment in sorted(assignments, key=lambda text: not text.startswith(begins)):
-        name, equals, text = assignment.partition("=")
-        if not equals:
-            raise SelattnError(f"{shortened(assignment)!r} is not of the form field=value, such as optimizer.lr=1e-3")
-        kinds = fields(run)
-        if name not in kinds:
-            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(kinds))}")
-        run = _replaced(run, name.split("."), parse(text, kinds[name], name))
-        if assignment.startswith(begins) and run.start.model is not None:
+    known = fields(run)
+    for name in sorted(settings, key=lambda name: name != "start.model"):
+        if name not in known:
+            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(known))}")
+        run = _replaced(run, name.split("."), settings[name])
+        if name == "start.model" and run.start.model is not None:
             kept = {key: value for key, value in run.model.items() if key not in ARCHITECTURE}
             run = dataclasses.replace(run, model=kept)
     return run
+
+
+def parsed(run: RunConfig, assignments: Sequence[str]) -> dict[str, Any]:
+    """The values of `field=value`, by the name of the field; of one that is set twice the last."""
+    kinds, found = fields(run), {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise SelattnError(f"{shortened(assignment)!r} is not of the form field=value, such as optimizer.lr=1e-3")
+        if name not in kinds:
+            raise SelattnError(f"unknown field {shortened(name)!r}; {_advice(name, list(kinds))}")
+        found[name] = parse(text, kinds[name], name)
+    return found
 
 
 def fields(run: RunConfig) -> dict[str, Any]:
@@ -136,3 +153,34 @@ def _advice(name: str, known: Sequence[str]) -> str:
     """The nearest field; a name without its folder (`lr`) finds the one that ends with it."""
     ends = [full for full in known if full.rpartition(".")[2] == name.rpartition(".")[2]]
     return advice(ends[0] if ends else name, known, "see 'selattn train RUN --show' for all fields")
+
+
+def descriptions(run: RunConfig) -> dict[str, str]:
+    """Every field that can be set, as a dotted name, with what its docstring says of it."""
+    own = arguments(type(run))
+    found: dict[str, str] = {}
+    for at in dataclasses.fields(run):
+        value = getattr(run, at.name)
+        if at.name == "model":
+            found |= {f"model.{name}": text for name, text in arguments(run.model_settings()).items()}
+        elif dataclasses.is_dataclass(value):
+            found |= {f"{at.name}.{name}": text for name, text in arguments(type(value)).items()}
+        elif at.name in own:
+            found[at.name] = own[at.name]
+    return found
+
+
+def arguments(of: type) -> dict[str, str]:
+    """The entries under `Args:` in a docstring, each on one line."""
+    _, _, entries = (inspect.getdoc(of) or "").partition("Args:\n")
+    found: dict[str, str] = {}
+    name = ""
+    for line in entries.splitlines():
+        if entry := _ENTRY.fullmatch(line):
+            name = entry[1]
+            found[name] = entry[2]
+        elif name and line.startswith("        "):
+            found[name] += f" {line.strip()}"
+        else:
+            break
+    return found

@@ -50,10 +50,13 @@ RUNS: dict[str, Callable[[], RunConfig]] = {
 
 
 def find_run(name: str) -> RunConfig:
-    """The run of that name, or `MODULE:NAME`; for a mistyped one the nearest is suggested."""
+    """What the command line takes: the name of a run, or `MODULE:NAME`."""
     module, colon, inside = name.partition(":")
-    if colon:
-        return _imported(module, inside)
+    return _imported(module, inside) if colon else named_run(name)
+
+
+def named_run(name: str) -> RunConfig:
+    """The run of that name; for a mistyped one the nearest is suggested."""
     if name not in RUNS:
         hint = advice(name, RUNS, "see 'selattn train --list'; a run of your own is MODULE:FUNCTION")
         raise SelattnError(f"unknown run {shortened(name)!r}; {hint}")

@@ -23,13 +23,12 @@ from selattn.errors import DivergedError
 from selattn.models.saved import change_config
 from selattn.training import checkpoints, folder
 from selattn.training.config import RunConfig
-from selattn.training.course import Course
-from selattn.training.datasets import Data, Rows
-from selattn.training.display import Display
-from selattn.training.meter import Meter, fractions, kept_of, predicted, real_tokens
-from selattn.training.record import LogLine, Score
-from selattn.training.sampling import Share, StepBatches
+from selattn.training.datasets import Data, Rows, Share, StepBatches
+from selattn.training.display import tell
+from selattn.training.model import Course
+from selattn.training.record import LogLine, Losses, Score
 from selattn.utils.files import to_disk
+from selattn.utils.progress import Progress
 from selattn.utils.typed import from_json, to_json
 
 _AGREE_EVERY = 10  # steps after which the devices ask each other whether to stop
@@ -43,7 +42,7 @@ class SelectiveTrainer(Trainer):
         model: to be trained.
         data: its rows.
         args: the Trainer's own settings, made from the run.
-        display: what the user sees.
+        progress: is told how it proceeds.
         course: what changes on the way.
         start: the step to begin at; that of the checkpoint which `train` is given, if any.
         kl: the share of the KL divergence in the loss, where `add_loss` adds one.
@@ -55,12 +54,12 @@ class SelectiveTrainer(Trainer):
         model: Any,
         data: Data,
         args: TrainingArguments,
-        display: Display,
+        progress: Progress,
         course: Course,
         start: int = 0,
         kl: float | None = None,
     ) -> None:
-        self.run, self.data, self.display, self.start = run, data, display, start
+        self.run, self.data, self.display, self.start = run, data, progress, start
         self.folder = Path(args.output_dir or ".")
         callbacks: list[TrainerCallback] = [_Keeper(self)]
         sets: Any = dict(data.validation)
@@ -162,7 +161,7 @@ class SelectiveTrainer(Trainer):
         """To the log, to TensorBoard, and to the user."""
         if self.is_world_process_zero():
             folder.append_log(self.folder / folder.LOG, record)
-            self.display.record(record)
+            tell(self.display, record)
         super().log(scalars)
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -297,14 +296,15 @@ class _Keeper(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self.trainer.display.begin(state.global_step, state.max_steps)
+        trainer = self.trainer
+        trainer.display.begin(state.max_steps, "step", state.global_step, heading=trainer.run.name, every=0.0)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         trainer = self.trainer
         state.epoch = state.global_step / state.max_steps  # the Trainer counts from where it was resumed
-        trainer.display.step(state.global_step)
+        trainer.display.advance()
         if self._shall_stop(state.global_step):
-            trainer.display.interrupting()
+            trainer.display.say("stopping, with a checkpoint")
             control.should_save = control.should_training_stop = True
 
     def _shall_stop(self, step: int) -> bool:
@@ -362,3 +362,91 @@ def _progress_of(trainer: Trainer) -> Any:
     from transformers import PrinterCallback, ProgressCallback
 
     return ProgressCallback if not trainer.args.disable_tqdm else PrinterCallback
+
+
+class Meter:
+    """Loss, memory term, tokens and kept fractions of the training steps.
+
+    Losses arrive as shares of a step (the Trainer divides by the labels of all micro batches and devices), so their sum
+    over micro batches and devices is the step's loss. Kept fractions are weighted by tokens.
+
+    Args:
+        layers: of the model.
+        device: where the sums are.
+        kl: the share of the KL divergence (`outputs["kl_loss"]`) in the loss; None if there is none.
+    """
+
+    def __init__(self, layers: int, device: torch.device, kl: float | None = None) -> None:
+        # lm loss, memory term, tokens, for each layer the kept tokens, and KL if there is any; fp64, so that sums are
+        # exact enough to be the same in any grouping that is printed.
+        self._layers, self._kl = layers, kl
+        self._sums = torch.zeros(3 + layers + (kl is not None), dtype=torch.float64, device=device)
+        self.tokens = 0  # before those in _sums
+
+    def add(self, outputs: Any, inputs: dict[str, Tensor]) -> None:
+        """One micro batch of this device."""
+        zero = self._sums.new_zeros(())
+        tokens = real_tokens(inputs)
+        kept = kept_of(outputs, self._layers, self._sums.device)
+        memory = outputs.get("memory_loss")
+        parts = [outputs["lm_loss"], zero if memory is None else memory, tokens]
+        more = [] if self._kl is None else [outputs["kl_loss"].double()[None]]
+        self._sums += torch.cat([torch.stack([part.double() for part in parts]), kept.double() * tokens, *more])
+
+    def gathered(self, reduce: Any) -> Tensor:
+        """The sums over all devices."""
+        return reduce(self._sums)
+
+    def take(self, sums: Tensor, steps: int) -> Losses:
+        """The record's values over the last `steps` steps; the sums begin anew."""
+        lm_loss, memory_loss, tokens, *rest = sums.tolist()
+        self.tokens += int(tokens)
+        self._sums.zero_()
+        found: Losses = {
+            "loss": (lm_loss + memory_loss) / steps,
+            "lm_loss": lm_loss / steps,
+            "memory_loss": memory_loss / steps,
+            "kept": fractions(rest[: self._layers], tokens),
+            "tokens": self.tokens,
+        }
+        if self._kl is not None:
+            found["kl_loss"] = rest[-1] / steps
+            found["loss"] += self._kl * (rest[-1] - lm_loss) / steps
+        return found
+
+    def state(self, sums: Tensor) -> dict[str, Any]:
+        """What a checkpoint has to keep: JSON numbers are exact."""
+        return {"sums": ["nan" if x != x else x for x in sums.tolist()], "tokens": self.tokens}
+
+    def restore(self, state: dict[str, Any], first: bool) -> None:
+        """Go on from a checkpoint. The sums were over all devices, so the first one takes them."""
+        self.tokens = state["tokens"]
+        if first:
+            self._sums.copy_(torch.tensor([float(x) for x in state["sums"]], dtype=torch.float64))
+
+
+def real_tokens(inputs: dict[str, Tensor]) -> Tensor:
+    """Tokens of a batch that are not padding; with an encoder those of the decoder."""
+    if "decoder_attention_mask" in inputs:
+        return inputs["decoder_attention_mask"].sum()
+    if "attention_mask" in inputs:
+        return inputs["attention_mask"].sum()
+    return torch.tensor(inputs["input_ids"].numel(), device=inputs["input_ids"].device)
+
+
+def predicted(inputs: dict[str, Tensor]) -> Tensor:
+    """The labels that tokens have a loss for: a decoder alone predicts no first token, one with an encoder does."""
+    labels = inputs["labels"]
+    return labels if "decoder_attention_mask" in inputs else labels[:, 1:]
+
+
+def kept_of(outputs: Any, layers: int, device: torch.device) -> Tensor:
+    """[layers], the fraction that each keeps; NaN if none selects."""
+    kept: Tensor | None = outputs.get("kept")
+    return torch.full((layers,), torch.nan, device=device) if kept is None else kept
+
+
+def fractions(kept: list[float], tokens: float) -> list[float | None] | None:
+    """Kept fractions of the layers, None for those that do not select, and None if none does."""
+    found = [None if x != x else x / tokens for x in kept]
+    return found if any(x is not None for x in found) else None

@@ -1,15 +1,25 @@
-"""Files that are written whole or not at all, and what the system says if they cannot be."""
+"""Files and folders that are written whole or not at all, by one process at a time; reading JSON of a user's."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from selattn.errors import CannotWriteError, SelattnError
+from filelock import FileLock, Timeout
+
+from selattn.errors import FULL, CannotWriteError, SelattnError
+
+VARIABLE = "SELATTN_CACHE"
+LOCK = ".lock"  # in a folder that is locked
+_CANNOT_LOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # some network disks
 
 
 @contextmanager
@@ -85,3 +95,143 @@ def to_disk(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    try:
+        found = json.loads(path.read_text())
+    except OSError as error:
+        raise SelattnError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise SelattnError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise SelattnError(f"{path} must hold a JSON object, not a {type(found).__name__}")
+    return found
+
+
+def digest(files: Iterable[Path]) -> str:
+    """A checksum of what the files hold, in their order; their names do not matter."""
+    found = hashlib.blake2b(digest_size=16)
+    for file in files:
+        with file.open("rb") as opened:
+            found.update(hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).digest())
+    return found.hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where token stores and trained tokenizers are kept: $SELATTN_CACHE, or else ~/.cache/selattn."""
+    return Path(os.environ.get(VARIABLE) or "~/.cache/selattn").expanduser()
+
+
+@contextmanager
+def folders_for(folder: Path) -> Iterator[None]:
+    """Make a folder and those above it; of those that it has made, the ones that end up empty are removed again."""
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # of one that is not empty
+            for each in made:
+                each.rmdir()
+
+
+def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
+    """Make the folder `path` by letting `fill` write into another one, which is then renamed.
+
+    Whatever goes wrong, an interrupt included, nothing is left behind. After a kill the half-filled folder stays, under
+    a name that nobody reads, and the next attempt removes it. Of several processes that want the same folder one fills
+    it and the others wait.
+
+    Returns whether it was filled here; False means that it was there, or that another process has made it meanwhile.
+    """
+    part, lock = (path.with_name(path.name + end) for end in (".part", LOCK))
+    elsewhere = f"set {VARIABLE} to a folder on another disk"
+    if not path.absolute().is_relative_to(cache_folder().absolute()):
+        elsewhere = "write elsewhere"
+    advice = f"nothing is left of it; free some space, or {elsewhere}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists():
+            return False
+        with locked(lock):
+            if path.exists():  # another process has made it meanwhile
+                return False
+            _remove(part)  # of a process that was killed: whoever has the lock is alone
+            part.mkdir()
+            try:
+                fill(part)
+                for file in part.iterdir():
+                    to_disk(file)
+                to_disk(part)
+                os.rename(part, path)
+                to_disk(path.parent)
+            except BaseException:
+                _remove(part)
+                raise
+    except OSError as error:
+        raise CannotWriteError(path, error, advice if error.errno in FULL else "") from error
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+class Lock:
+    """A claim that is taken when there is something to claim.
+
+    Args:
+        file: the lock file. It is there while the claim is held; a process that is killed leaves it behind, unlocked.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._lock = FileLock(file, thread_local=False, fallback_to_soft=False, poll_interval=0.01)
+        self.held = False
+
+    def take(self, refusal: str | None = None) -> None:
+        """Claim it. If another has it, raise `refusal`; with None wait for it."""
+        if not self._take(wait=refusal is None):
+            raise SelattnError(str(refusal))
+
+    def take_if_free(self) -> bool:
+        """Claim it unless another has it; whether it is claimed."""
+        return self._take(wait=False)
+
+    def _take(self, wait: bool) -> bool:
+        with writing(self.file):
+            try:
+                self._lock.acquire(blocking=wait)
+            except Timeout:
+                return False
+            except OSError as error:
+                if error.errno not in _CANNOT_LOCK:
+                    raise
+                # Nobody can tell there whether another process is at work.
+        self.held = True
+        return True
+
+    def close(self) -> None:
+        """Let others have it."""
+        if self.held:
+            with suppress(OSError):  # of a folder that is gone
+                self.file.unlink()  # while it is locked: one who waits sees that his file is gone, and makes a new one
+            self._lock.release()
+            self.held = False
+
+
+@contextmanager
+def locked(file: Path, refusal: str | None = None) -> Iterator[None]:
+    """Hold a lock file meanwhile. If another process has it, raise `refusal`; with None wait for it."""
+    lock = Lock(file)
+    lock.take(refusal)
+    try:
+        yield
+    finally:
+        lock.close()

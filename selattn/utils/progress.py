@@ -1,13 +1,13 @@
-"""What is shown while something takes long: one line in a terminal, in one style, and nothing where there is none.
+"""What is shown while something takes long: a bar in a terminal, lines elsewhere, in one style.
 
-Functions that take long do not show anything. They have an argument `progress`, a function that is told what is done
-and how much of it: `progress("reading", 3, 10)`; the total is None where it is not known. `ProgressLines` is one for
-the command line.
+Functions that take long have an argument `progress`: an object that is told what begins, what is done, and what has
+happened. `Progress` shows nothing; `Shown` is for people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import datetime
+import time
 from types import TracebackType
 
 from rich.console import Console
@@ -21,23 +21,111 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bar
 
-Progress = Callable[[str, int, int | None], None]
+
+class Progress:
+    """Is told how something proceeds, and shows nothing."""
+
+    shows = False
+
+    def begin(
+        self,
+        total: float | None,
+        title: str = "",
+        done: float = 0,
+        *,
+        heading: str = "",
+        sure: bool = True,
+        every: float = 10.0,
+    ) -> None:
+        """Something begins; what was shown before ends.
+
+        Args:
+            total: how much there is to do; None if that is not known.
+            title: what is being done, or what is counted.
+            done: how much was done before.
+            heading: where there is a bar, a line above it.
+            sure: whether it ends at the total; else the time left is an upper bound.
+            every: seconds between two lines, where there is no bar.
+        """
+
+    def advance(self, by: float = 1, text: str | None = None) -> None:
+        """So much more is done; `text` is what is known so far."""
+
+    def say(self, text: str) -> None:
+        """Something has happened that deserves a line of its own."""
+
+    def end(self) -> None:
+        """What was begun has ended, in whatever way; called again it does nothing."""
 
 
-def nothing(what: str, done: int, total: int | None) -> None:
-    """A progress view that shows nothing."""
+class Shown(Progress):
+    """A bar in a terminal; elsewhere a line now and then, where there is something to tell.
 
+    Args:
+        console: where; None for standard error.
+        keep: leave a bar there at its end, rather than remove it.
+    """
 
-def counting(progress: Progress, what: str, total: int) -> Callable[[int], None]:
-    """A function that is told how much more is done, and tells `progress` how much that makes."""
-    done = 0
+    shows = True
 
-    def tick(more: int) -> None:
-        nonlocal done
-        done += more
-        progress(what, done, total)
+    def __init__(self, console: Console | None = None, keep: bool = False) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self._keep = keep
+        self._line: ProgressLine | None = None
+        self._title, self._left = "", ""
+        self._total: float | None = None
+        self._done = self._every = 0.0
+        self._said: float | None = None
+        self._began: tuple[float, float] | None = None  # the time of the first line, and what was done by then
 
-    return tick
+    def begin(
+        self,
+        total: float | None,
+        title: str = "",
+        done: float = 0,
+        *,
+        heading: str = "",
+        sure: bool = True,
+        every: float = 10.0,
+    ) -> None:
+        self.end()
+        self._title, self._total, self._done, self._every = title, total, done, every
+        self._left, self._said, self._began = "left" if sure else "left at most", None, None
+        if self.console.is_terminal:
+            if heading:
+                self.console.print(heading, style="bold", markup=False)
+            how = {"completed": done, "left": self._left, "keep": self._keep, "console": self.console}
+            self._line = ProgressLine(title, total, **how).start()  # type: ignore[arg-type]
+
+    def advance(self, by: float = 1, text: str | None = None) -> None:
+        self._done += by
+        if self._line is not None:
+            self._line.update(self._done, text)
+        elif text is not None:
+            self._tell(text)
+
+    def _tell(self, text: str) -> None:
+        """Print a line unless one was printed a moment ago."""
+        now = time.monotonic()
+        first, before = self._began = self._began or (now, self._done)
+        if self._said is not None and now - self._said < self._every:
+            return
+        self._said = now
+        of, ahead = "", ""
+        if self._total is not None:
+            of = f"/{self._total:,.0f}"
+            if self._done > before and self._every:
+                seconds = (now - first) / (self._done - before) * (self._total - self._done)
+                ahead = f"  {self._left} {datetime.timedelta(seconds=round(seconds))}"
+        self.say(f"{self._title} {self._done:,.0f}{of}  {text}{ahead}")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, soft_wrap=True, markup=False)
+
+    def end(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
 
 class ProgressLine:
@@ -101,30 +189,3 @@ class ProgressLine:
         self._bar.update(self._task, completed=completed, description=title)
         if text is not None:
             self._bar.update(self._task, text=text)
-
-
-class ProgressLines:
-    """A `progress` for the command line: a `ProgressLine` for each thing that is done, one after another.
-
-    Args:
-        shown: False shows nothing.
-    """
-
-    def __init__(self, shown: bool = True) -> None:
-        self._shown, self._what = shown, ""
-        self._line: ProgressLine | None = None
-
-    def __call__(self, what: str, done: int, total: int | None) -> None:
-        """So much of it is done; all of it, and the line goes."""
-        if self._line is None or what != self._what:
-            self.close()
-            self._what, self._line = what, ProgressLine(what, total, shown=self._shown).start()
-        self._line.update(done)
-        if done == total:
-            self.close()
-
-    def close(self) -> None:
-        """Nothing is done any more."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None

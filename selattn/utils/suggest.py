@@ -1,4 +1,4 @@
-"""One "did you mean" for every name that a user can mistype."""
+"""One line for a user: "did you mean" for a mistyped name, and what an error of another library says."""
 
 from __future__ import annotations
 
@@ -29,3 +29,13 @@ def unknown(what: str, word: str, known: Iterable[str], forms: Iterable[str] | N
     known = list(known)
     hint = advice(word, known, "")
     return f"unknown {what} {word!r}{f' ({hint})' if hint else ''}: choose {', '.join(forms or known)}"
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    if isinstance(error, KeyError):  # which says no more than the name
+        return f"{error} is missing"
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # what was announced belongs to it

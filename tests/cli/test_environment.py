@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from selattn.cli import _faults, info
+from selattn.cli import info
+from selattn.cli import main as cli_main
 from selattn.cli.main import main
 from selattn.evaluation import speed
 from tests.evaluation.folders import model_folder, text_file
@@ -99,7 +100,7 @@ def test_eval_keeps_what_was_measured(capsys):
         assert "what was measured is kept beside it" in refused(command, capsys)
     assert sorted(path.name for path in Path().glob("kept*")) == ["kept.json.parts.jsonl"]
     assert main(command) == 0
-    assert "1 of 1 parts were measured before" in capsys.readouterr().out
+    assert "1 of 1 parts were measured before" in capsys.readouterr().err
     assert sorted(path.name for path in Path().glob("kept*")) == ["kept.json"]
 
 
@@ -219,7 +220,7 @@ def test_faults_of_the_machine_are_one_line(error, says, capsys, monkeypatch):
     ids=repr,
 )
 def test_what_may_be_our_own_mistake_is_not(error, monkeypatch):
-    assert _faults.fault(error) is None
+    assert cli_main.fault(error) is None
     monkeypatch.setattr(info, "run", lambda args: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)):
         main(["info"])

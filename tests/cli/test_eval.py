@@ -10,11 +10,11 @@ from selattn.cli.main import main
 from selattn.data import Reading
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.results import Comparison
-from selattn.evaluation.searches import skipped
 from selattn.evaluation.subjects import Subject
 from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
+from selattn.pruning import searched
 from selattn.utils.records import read_body
 from tests.evaluation import questions
 from tests.evaluation.folders import model_folder, text_file
@@ -127,7 +127,7 @@ def test_what_a_search_has_seen_is_left_out(search):
     record = json.loads(Path(f"{out}.json").read_text())
     assert record["settings"]["skip"] == out
     every = Text("text.txt", reading=Reading(validation=0.9)).rows(load("model").tokenizer, 64)
-    seen = skipped(out)
+    seen = searched(out)
     assert record["models"][0]["text"]["text.txt"]["rows"] == len(every.take(None, seen)) < len(every)
 
 

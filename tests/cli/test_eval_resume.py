@@ -100,7 +100,7 @@ def test_interrupted_anywhere_it_ends_the_same(measured, words, number, capsys):
         assert main(words) == 130
         said = capsys.readouterr()
         assert said.err.splitlines()[-1] == "stopped; the same command goes on with what is missing"
-        assert (f"{done - 1} of {total} parts were measured before" in said.out) == (done > 1)
+        assert (f"{done - 1} of {total} parts were measured before" in said.err) == (done > 1)
         assert len(PARTS.read_text().splitlines()) == done
         assert not RECORD.exists()
         with PARTS.open("a") as file:
@@ -115,7 +115,7 @@ def test_interrupted_anywhere_it_ends_the_same(measured, words, number, capsys):
 def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
     for words in (ALL, CURVE):
         with monkeypatch.context() as patch:
-            patch.setattr("selattn.evaluation.parts.write_record", interrupt)
+            patch.setattr("selattn.utils.journal.write_record", interrupt)
             assert main(words) == 130
         begin(measured)
         with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
 @pytest.mark.parametrize(("words", "last"), [(ALL, "show_comparison"), (CURVE, "show_files")])
 def test_everything_is_written_before_it_is_shown(monkeypatch, words, last):
     """Whoever reads what is shown may have gone: `selattn eval ... | head`."""
-    monkeypatch.setattr(f"selattn.cli._tables.{last}", interrupt)
+    monkeypatch.setattr(f"selattn.cli.eval.{last}", interrupt)
     assert main(words) == 130
     assert content()
     assert not PARTS.exists()
@@ -147,7 +147,7 @@ def test_two_processes_agree_on_what_is_known(measured):
     assert main(words) == 130
     done = forked.run(["-m", "selattn", *words], count=2)
     assert done.returncodes == [0, 0], done.stderr
-    assert done.stdout.count("4 of 6 parts were measured before") == 1
+    assert done.stderr.count("4 of 6 parts were measured before") == 1
     assert content() == want
     assert not PARTS.exists()
 

@@ -1,6 +1,7 @@
 """`selattn info MODEL`: what a model consists of, at 80 columns, as JSON, and what is wrong with a folder."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ def rows(capsys, folder):
     assert main(["info", str(folder)]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 80
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines() if "│" in line]
+    cells = [re.split(" {2,}", line.strip()) for line in out.splitlines() if "  " in line.strip()]
     return {row[0]: row[1:] for row in reversed(cells)}
 
 
@@ -72,7 +73,7 @@ def test_tables_say_the_same(capsys, folder, monkeypatch):
     assert found["training record"] == record
     count = found["model"]["parameters"]
     assert shown["parameters"] == [f"{count:,}"]
-    assert shown["size"] == [f"{2 * count / 1000:.1f} KB in bfloat16"]
+    assert shown["size"] == [f"{2 * count / 1000:.1f} kB in bfloat16"]
     assert shown["layers 0 to 1"] == shown["layers 3 to 4"] == ["local:8"]
     assert shown["layer 2"] == shown["layer 5"] == ["selective"]
     assert shown["mlp"] == ["48,960", f"{100 * 48_960 / count:.1f}%"]

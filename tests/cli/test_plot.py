@@ -3,7 +3,7 @@
 import pytest
 
 from selattn.cli.main import main
-from selattn.views.trace import Trace
+from selattn.evaluation.traces import Trace
 
 TASK = "zoo:variable-assignment-selective"
 LONG = " ".join(f"word{i} and" for i in range(60))

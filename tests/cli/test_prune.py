@@ -11,8 +11,8 @@ from selattn.cache import Budgets
 from selattn.cli.main import main
 from selattn.models import SelectiveForCausalLM
 from selattn.models.loading import load
-from selattn.pruning import job
-from selattn.pruning.path import claimed
+from selattn.pruning import run as job
+from selattn.pruning.folder import claimed
 from tests import forked
 from tests.evaluation.folders import model_folder, text_file
 

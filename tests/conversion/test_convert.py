@@ -15,8 +15,9 @@ from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
+from selattn.pruning import Until
 from selattn.training.config import Start, TextData
-from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
+from tests.conversion.tiny import CONTEXT, go, llama_folder, settings_of, text_of
 from tests.evaluation.folders import model_folder, text
 
 PAIR = ("selective", "selective-per-head")
@@ -61,9 +62,9 @@ def test_the_log_has_the_losses_that_matter(world):
 
 def test_a_checkpoint_on_the_way_has_the_strength_of_its_step(world, tmp_path):
     """It is a model, too."""
-    from tests.conversion.test_resume import Interrupt
+    from tests.interrupted import Interrupt
 
-    go(world, tmp_path / "run", display=lambda title: Interrupt(3))
+    go(world, tmp_path / "run", progress=Interrupt(3))
     checkpoint = next((tmp_path / "run").glob("checkpoint-*"))
     step = int(checkpoint.name.rpartition("-")[2])
     assert load(checkpoint).model.settings.strength == step / 4
@@ -105,7 +106,7 @@ def test_the_table_is_what_the_models_have(world):
 def test_rows_are_counted_before_the_training(world, tmp_path):
     """Of 20 rows none would be left to compare on."""
     with pytest.raises(SelattnError, match="ask for fewer, give more text"):
-        go(world, tmp_path / "run", prune="factor=1.5", search_rows=100)
+        go(world, tmp_path / "run", prune=Until(factor=1.5), search_rows=100)
     assert not (tmp_path / "run").exists()
 
 
@@ -117,13 +118,13 @@ def test_rows_that_a_search_of_longer_documents_could_have_seen_are_not_asked_fo
     rows = Text(data.source, reading=data.reading()).rows(load(world / "llama").tokenizer, CONTEXT)
     left = len(rows.numbers(skip=8))
     assert 0 < left < len(rows) - 8
-    settings = (*SHORT, "evaluation.rows=20")
-    found = convert(world / "llama", data, tmp_path / "run", settings=settings, prune="factor=1.5", search_rows=8)
+    settings, until = settings_of("evaluation.rows=20"), Until(factor=1.5)
+    found = convert(world / "llama", data, tmp_path / "run", settings=settings, prune=until, search_rows=8)
     assert found.record.rows == left
 
 
 def test_budgets_and_control_in_one_call(world, tmp_path):
-    found = go(world, tmp_path / "run", control=True, prune=["factor=1.5"], search_rows=8)
+    found = go(world, tmp_path / "run", control=True, prune=Until(factor=1.5), search_rows=8)
     record = found.record
     assert set(record.losses) == {"original", "untrained", "after", "control", "pruned"}
     assert record.budgeted.memory_factor >= 1.5
@@ -134,14 +135,14 @@ def test_budgets_and_control_in_one_call(world, tmp_path):
     ids = torch.randint(3, 300, (1, CONTEXT))
     whole, pruned = (saved.model(ids, cache_policy=policy).logits for policy in ("none", None))
     assert not torch.equal(whole, pruned)
-    again = go(world, tmp_path / "run", control=True, prune=["factor=1.5"], search_rows=8, resume=True)
+    again = go(world, tmp_path / "run", control=True, prune=Until(factor=1.5), search_rows=8, resume=True)
     assert again.record == record
 
 
 def test_each_key_value_head_with_its_own_tokens(world, tmp_path):
     """Budgets and policy are in the config, and `generate` obeys both."""
     found = go(
-        world, tmp_path / "run", "optimizer.lr=0.1", prune="factor=2", search_rows=8, policy="selective-per-head"
+        world, tmp_path / "run", "optimizer.lr=0.1", prune=Until(factor=2), search_rows=8, policy="selective-per-head"
     )
     saved = load(tmp_path / "run")
     budgets = found.record.budgeted.budgets
@@ -163,10 +164,14 @@ def test_each_key_value_head_with_its_own_tokens(world, tmp_path):
 def test_another_search_in_the_same_folder(world, tmp_path):
     """By other conditions or another policy; what was found stays where nothing is asked for."""
     shutil.copytree(world / "whole", tmp_path / "run")
-    for how in ({"prune": "factor=1.2"}, {"prune": "factor=2.0"}, {"prune": "factor=2.0", "policy": "tova"}):
+    for how in (
+        {"prune": Until(factor=1.2)},
+        {"prune": Until(factor=2.0)},
+        {"prune": Until(factor=2.0), "policy": "tova"},
+    ):
         found = go(world, tmp_path / "run", search_rows=8, resume=True, **how).record
         about = load(tmp_path / "run").description
-        assert found.budgeted.until == [how["prune"]]
+        assert found.budgeted.until == how["prune"].words()
         assert (about.budgets.to_json(), about.policy) == (
             list(found.budgeted.budgets),
             how.get("policy", "selective"),
@@ -203,7 +208,7 @@ def test_a_teacher_of_the_same_vocabulary(world, tmp_path):
 
 def test_packed_rows_and_bf16(world, tmp_path):
     data = text_of(world, layout="packed")
-    found = convert(world / "llama", data, tmp_path / "run", settings=[*SHORT, "machine.precision=bf16"])
+    found = convert(world / "llama", data, tmp_path / "run", settings=settings_of("machine.precision=bf16"))
     kl = [line["kl_loss"] for line in lines(found.folder) if "loss" in line]
     assert all(0 <= value < 1 for value in kl)
     assert kl[0] < 0.01  # at first the student is the teacher, rounding and all
@@ -241,7 +246,7 @@ def test_a_text_shorter_than_a_context(world, tmp_path):
     (tmp_path / "short.txt").write_text("the cat\n\nsat\n\non a mat\n\nand saw\n")
     data = TextData(source=str(tmp_path / "short.txt"), validation=0.5, context=CONTEXT)
     with pytest.raises(SelattnError, match="smaller than one context"):
-        convert(world / "llama", data, tmp_path / "run", settings=SHORT)
+        convert(world / "llama", data, tmp_path / "run", settings=settings_of())
     assert not (tmp_path / "run").exists()
 
 
@@ -270,9 +275,9 @@ def test_settings_that_are_refused(world, tmp_path, settings, says):
 
 
 def test_ramp_and_warm_up_follow_the_steps(world):
-    run = conversion_run(str(world / "llama"), "embedded", 64, ["schedule.steps=1000"])
+    run = conversion_run(str(world / "llama"), "embedded", 64, {"schedule.steps": 1000})
     assert (run.start.ramp, run.schedule.warmup, run.data.context) == (500, 50, 64)
-    run = conversion_run(str(world / "llama"), "embedded", 4096, ["schedule.steps=1000", "start.ramp=7"])
+    run = conversion_run(str(world / "llama"), "embedded", 4096, {"schedule.steps": 1000, "start.ramp": 7})
     assert (run.start.ramp, run.data.context) == (7, 512)
     control = run.control()
     assert (control.start.ramp, control.conversion) == (0, Conversion(selects=False, epsilon=0.0))
@@ -282,7 +287,12 @@ def test_one_of_ours(world, tmp_path):
     """A decoder of ours that does not select gets a form, too; a window stays one."""
     model_folder(tmp_path / "ours", attention=["standard", "local:8"])
     found = convert(
-        tmp_path / "ours", text_of(world), tmp_path / "run", settings=SHORT, prune="factor=1.2", search_rows=4
+        tmp_path / "ours",
+        text_of(world),
+        tmp_path / "run",
+        settings=settings_of(),
+        prune=Until(factor=1.2),
+        search_rows=4,
     )
     saved = load(tmp_path / "run")
     assert [kind.text for kind in saved.description.kinds] == ["selective", "selective:8"]
@@ -303,5 +313,5 @@ def test_one_of_ours(world, tmp_path):
 def test_a_decoder_of_ours_without_a_layer_to_select(world, tmp_path):
     model_folder(tmp_path / "ours", attention=["strided:4"])
     with pytest.raises(SelattnError, match="has no layer that could select: strided:4"):
-        convert(tmp_path / "ours", text_of(world), tmp_path / "run", settings=SHORT)
+        convert(tmp_path / "ours", text_of(world), tmp_path / "run", settings=settings_of())
     assert not (tmp_path / "run").exists()

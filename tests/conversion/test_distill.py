@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from selattn.conversion.distill import kl_less_ce
+from selattn.conversion.trainer import kl_less_ce
 
 
 def literal(logits, teacher, targets):

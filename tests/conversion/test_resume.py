@@ -4,7 +4,6 @@ import errno
 import os
 import random
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -14,29 +13,20 @@ import torch
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models.loading import load
+from selattn.pruning import Until
 from selattn.training import checkpoints, folder
-from selattn.training.display import Display
+from selattn.utils.progress import Progress
 from tests.conversion.killed import resumed
 from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
+from tests.interrupted import Interrupt
 from tests.training.killed import FORK
 from tests.training.tiny import same_run
-
-
-class Interrupt(Display):
-    """Presses Ctrl-C in the middle of a step."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def step(self, step):
-        if step == self.at - 1:
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("at", [2, 6])
 def test_interrupted_and_resumed_is_uninterrupted(world, tmp_path, at):
     """While only the form learns, and after that; between two records of the log."""
-    found = go(world, tmp_path / "run", display=lambda title: Interrupt(at))
+    found = go(world, tmp_path / "run", progress=Interrupt(at))
     assert found.interrupted
     assert found.step == at - 1
     assert not go(world, tmp_path / "run", resume=True).interrupted
@@ -47,7 +37,7 @@ def test_interrupted_and_resumed_is_uninterrupted(world, tmp_path, at):
 def test_with_adapters(world, tmp_path):
     settings = ["conversion.lora=2", "optimizer.lr=0.01"]
     go(world, tmp_path / "whole", *settings)
-    assert go(world, tmp_path / "run", *settings, display=lambda title: Interrupt(5)).interrupted
+    assert go(world, tmp_path / "run", *settings, progress=Interrupt(5)).interrupted
     go(world, tmp_path / "run", *settings, resume=True)
     same_run(tmp_path / "whole", tmp_path / "run")
 
@@ -74,7 +64,7 @@ def test_killed_and_resumed_is_uninterrupted(world, tmp_path):
 @pytest.mark.parametrize("where", ["search", "record", "config"])
 def test_interrupted_after_the_training(world, tmp_path, monkeypatch, where):
     """In the search, before the losses are written, and before the budgets are in the config."""
-    how = {"prune": "factor=2", "search_rows": 8, "resume": True}
+    how = {"prune": Until(factor=2), "search_rows": 8, "resume": True}
     for name in ("whole", "run"):
         shutil.copytree(world / "whole", tmp_path / name)
     want = go(world, tmp_path / "whole", **how)
@@ -86,7 +76,11 @@ def test_interrupted_after_the_training(world, tmp_path, monkeypatch, where):
         if changes["cache_budgets"]:
             stop()
 
-    how_stopped = {**how, "searching": stop} if where == "search" else how
+    class Stop(Progress):
+        def advance(self, by=1, text=None):
+            stop()  # the training has ended, so only the search advances
+
+    how_stopped = {**how, "progress": Stop()} if where == "search" else how
     with monkeypatch.context() as patch:
         if where == "record":
             patch.setattr("selattn.conversion.run.write_record", stop)
@@ -105,7 +99,7 @@ def test_another_original_is_not_resumed_with(world, tmp_path):
     """The teacher is read again: it has to be what it was."""
     shutil.copytree(world / "llama", tmp_path / "llama")
     shutil.copy(world / "text.txt", tmp_path / "text.txt")
-    assert go(tmp_path, "run", display=lambda title: Interrupt(4)).interrupted
+    assert go(tmp_path, "run", progress=Interrupt(4)).interrupted
     llama_folder(tmp_path / "llama", seed=3)
     with pytest.raises(SelattnError, match=r"has another run in it: conversion\.original is"):
         go(tmp_path, "run", resume=True)

@@ -5,10 +5,11 @@ import functools
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from selattn.conversion import convert
+from selattn.conversion import conversion_run, convert
 from selattn.data import Tokenizer
 from selattn.data.sentencepiece import from_sentencepiece
 from selattn.training.config import TextData
+from selattn.training.overrides import parsed
 from tests.evaluation.folders import pieces, text_file
 
 CONTEXT = 24
@@ -51,6 +52,11 @@ def text_of(folder, **how):
     return TextData(source=str(source), validation=0.5, **{"context": CONTEXT, **how})
 
 
+def settings_of(*texts):
+    """As the command line has them."""
+    return parsed(conversion_run("model", "text", CONTEXT), (*SHORT, *texts))
+
+
 def go(folder, out, *settings, **how):
     """Convert `folder/llama` into `folder/out`."""
-    return convert(folder / "llama", text_of(folder), folder / out, settings=(*SHORT, *settings), **how)
+    return convert(folder / "llama", text_of(folder), folder / out, settings=settings_of(*settings), **how)

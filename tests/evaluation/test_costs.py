@@ -3,8 +3,8 @@
 import pytest
 
 from selattn.cache import Budgets
-from selattn.evaluation.decoding import measure_decoding
-from selattn.evaluation.kv_size import kv_size
+from selattn.evaluation.speed import measure_decoding
+from selattn.evaluation.subjects import kv_size
 from selattn.ops.rules import Fixed, Strided
 from tests.models.tiny import ALL_KINDS, CONTEXT, tiny, tiny_config
 
@@ -60,7 +60,7 @@ def test_decoding_reports_the_cache():
 def test_the_spread_is_that_of_the_steps(monkeypatch):
     """Steps of 1, 2, 3, 4 and 100 seconds: one that was disturbed is seen in the record, and does not decide."""
     clock = iter([0, 1, 1, 3, 3, 6, 6, 10, 10, 110])
-    monkeypatch.setattr("selattn.evaluation.decoding.time.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("selattn.evaluation.speed.time.perf_counter", lambda: next(clock))
     found = measure_decoding(tiny(), CONTEXT, batch=2, steps=5)
     assert found.tokens_per_second == pytest.approx(2 / 3)
     assert found.quartiles == pytest.approx((2 / 4, 2 / 2))

@@ -5,10 +5,14 @@ import math
 import pytest
 
 from selattn.cache import Budgets
+from selattn.cli.eval import parse_curve
 from selattn.errors import SelattnError
-from selattn.evaluation import Team, log_perplexity, make_batches
-from selattn.evaluation.curve import AtLoss, Curve, Point, Reached, at_losses, halves, measure, nearest, size_at
+from selattn.evaluation import Team, log_perplexity, make_batches, tradeoff
+from selattn.evaluation.results import AtLoss, Point
+from selattn.evaluation.text import Text
+from selattn.evaluation.tradeoff import Curve, Reached, SearchPath, at_losses, halves, nearest, size_at
 from selattn.models.loading import load
+from selattn.pruning.folder import SearchSettings, Step, begin
 from tests.evaluation.folders import model_folder
 from tests.pruning.cases import model, rows
 
@@ -58,9 +62,9 @@ def test_measures_every_text():
     net = model()
     texts = {"a": make_batches(rows((24, 9)), 2), "b": make_batches(rows((24, 24), seed=7), 2)}
     for budgets, size in ((None, 24), (Budgets((3, 5, 7)), 5)):
-        losses = measure(net, texts, budgets, "tova", Team())
+        losses = {name: log_perplexity(net, rows, budgets, "tova", Team()) for name, rows in texts.items()}
         assert losses == {name: log_perplexity(net, batches, budgets, "tova") for name, batches in texts.items()}
-        point = Point.make(net.description, 24, budgets, "tova", losses)
+        point = tradeoff._point(net.description, 24, budgets, "tova", losses)
         assert (point.kv_size, point.budgets, point.loss) == (size, budgets and budgets.tokens, losses)
         assert point.memory_factor == 24 / size
 
@@ -81,11 +85,15 @@ def test_a_record_tells_where_its_curve_reaches_a_loss():
 def test_how_curves_are_written(tmp_path):
     folder = model_folder(tmp_path / "model")
     (tmp_path / "search").mkdir()
+    search = SearchSettings(str(folder), "", Text("text.txt"), "", 6, 2, "h2o", 16, 4, None, False)
+    begin(tmp_path / "search", search, Step(0, None, (16, 16), 2.0, 1.0))
     name, found = str(folder), load(str(folder))
-    assert Curve.parse(name) == Curve(name, name, found)
-    assert Curve.parse(f"mine={name}@sizes:h2o") == Curve("mine", name, found, "h2o", sizes=True)
-    assert Curve.parse(f"mine={name}@sizes") == Curve("mine", name, found, None, sizes=True)
-    assert Curve.parse(f"mine={name}@{tmp_path / 'search'}") == Curve("mine", name, found, search=tmp_path / "search")
+    assert parse_curve(name) == Curve(name, name, found)
+    assert parse_curve(f"mine={name}@sizes:h2o") == Curve("mine", name, found, "h2o", sizes=True)
+    assert parse_curve(f"mine={name}@sizes") == Curve("mine", name, found, None, sizes=True)
+    assert parse_curve(f"mine={name}@{tmp_path / 'search'}") == Curve(
+        "mine", name, found, search=SearchPath(tmp_path / "search", 16, "h2o", ((16, 16),))
+    )
     for text, says in (("@sizes:h20", "did you mean 'h2o'"), ("@64", "not the folder of a search")):
         with pytest.raises(SelattnError, match=says):
-            Curve.parse(f"{folder}{text}")
+            parse_curve(f"{folder}{text}")

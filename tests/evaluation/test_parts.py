@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
-from selattn.evaluation import Team, parts
-from selattn.evaluation.parts import open_parts
+from selattn.evaluation import Team
+from selattn.utils import journal as parts
+from selattn.utils.journal import open_parts
 
 KEYS = st.fixed_dictionaries({"model": st.sampled_from("ab"), "budgets": st.none() | st.lists(st.integers(2, 3))})
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import selattn
+from selattn.cli.eval import parse_curve
 from selattn.data import Reading
 from selattn.evaluation import compare, tradeoff
-from selattn.evaluation.curve import Curve
 from selattn.evaluation.subjects import Subject
 from selattn.evaluation.tasks import find_tasks
 from selattn.evaluation.text import Text
@@ -54,7 +54,7 @@ def keys_of_models(model="model", **changes):
 
 def keys_of_points(curve="model@sizes:h2o", baseline=None, **changes):
     how = {"texts": {"text": TEXT}, "sizes": [64, 8], "rows": 6, **changes}
-    return tradeoff.make_plan([Curve.parse(curve)], baseline and Curve.parse(baseline), **how).keys
+    return tradeoff.make_plan([parse_curve(curve)], baseline and parse_curve(baseline), **how).keys
 
 
 def anew(before, after):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.evaluation.searches import PATH, Step, Work, read_path
+from selattn.pruning.folder import PATH, Step, Work, read_path
 
 STEP = Step(0, None, (8, 8), 2.5, 1.0, {}, Work(2.0, 0.0))
 

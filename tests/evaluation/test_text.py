@@ -11,7 +11,7 @@ from selattn.errors import SelattnError
 from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until
-from selattn.pruning.job import Job, make_sets
+from selattn.pruning.run import Job, make_sets
 from tests.data.bytes_tokenizer import BytesTokenizer
 from tests.evaluation.folders import model_folder
 

@@ -18,7 +18,7 @@ from selattn.errors import SelattnError
 from selattn.training import train
 from selattn.training.config import Optimizer, Schedule
 from selattn.training.folder import Claim
-from selattn.utils.locks import LOCK
+from selattn.utils.files import LOCK
 from selattn.utils.records import read_body
 from tests.lab.tiny import TINY, only, tiny_run
 from tools.records import RecordedStore, adopt, check_positions

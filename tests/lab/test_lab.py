@@ -11,9 +11,9 @@ from lab.engine.progress import Overview
 from lab.engine.store import Store
 from lab.experiments import pictures
 from lab.scales import find_scale
-from selattn.evaluation.parts import Parts
 from selattn.models.loading import load
 from selattn.utils.distributed import Team
+from selattn.utils.journal import Parts
 from tests.evaluation.folders import text_file
 
 

@@ -25,9 +25,9 @@ def shown(monkeypatch):
 
 def carry_out(overview, name, first=0):
     part = overview.display(name, NEED)
-    part.begin(first, 4)
-    for step in range(first + 1, 5):
-        part.step(step)
+    part.begin(4, "step", first)
+    for _ in range(first + 1, 5):
+        part.advance()
     part.end()
 
 

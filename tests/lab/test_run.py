@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import signal
 import threading
 
 import pytest
@@ -13,9 +12,9 @@ from lab.engine import run
 from lab.engine.progress import Overview
 from lab.engine.records import Reproduction
 from selattn.cli.main import INTERRUPTED
-from selattn.training.display import Display
-from selattn.utils.locks import LOCK, Lock
+from selattn.utils.files import LOCK, Lock
 from selattn.utils.records import read_body
+from tests.interrupted import Interrupt
 from tests.lab.tiny import TINY, only
 
 
@@ -46,14 +45,9 @@ def test_an_experiment_end_to_end(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.usefixtures("only_tiny")
 def test_ctrl_c_ends_with_a_checkpoint_and_the_same_command_resumes(tmp_path, capsys, monkeypatch):
-    class Presses(Display):
-        def step(self, step):
-            if step == 3:
-                signal.raise_signal(signal.SIGINT)
-
     words = ["tiny", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr("lab.engine.progress.ShownOverview.display", lambda *args: Presses())
+        patch.setattr("lab.engine.progress.ShownOverview.display", lambda *args: Interrupt(4))
         assert lab(words) == INTERRUPTED
     assert "the same command resumes" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()

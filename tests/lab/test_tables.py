@@ -6,10 +6,11 @@ import pytest
 
 from lab.engine.losses import Less, Variant, loss_table, paper_difference
 from lab.engine.records import Cell, Claim, Reproduction, UsedModel, differences, verdict
-from lab.engine.tables import grid, seeds_of, table_of, what_was_run
+from lab.engine.tables import seeds_of, table_of, what_was_run
 from lab.experiments.synthetic import task_run
 from lab.scales import LAPTOP
 from lab.tasks import Parity
+from selattn.utils.tables import Table
 
 CELLS = (
     Cell("d=3", "standard", (4.5, 4.7, 4.6), paper=2.68),
@@ -21,7 +22,7 @@ RECORD = Reproduction("it", "Table 9", "what it is", "laptop", "a text", (0, 1, 
 
 def test_a_table_has_the_mean_the_range_and_the_paper():
     found = table_of(RECORD)
-    assert found.columns == ("", "standard", "paper", "right")
+    assert tuple(found.head) == ("", "standard", "paper", "right")
     assert found.rows[0] == ("d=3", "4.600 (4.500 to 4.700)", "2.68", "37.5% (25.0% to 50.0%), 1 of 3 without")
     assert found.rows[1] == ("d=4 & more", "none", "", "")
     assert "| d=3 | 4.600 (4.500 to 4.700) | 2.68 |" in found.markdown()
@@ -108,6 +109,6 @@ def test_the_papers_difference_is_that_of_the_size_or_the_mean():
 
 
 def test_what_looks_like_a_tag_is_shown():
-    assert grid(("", "<BOS> masked"), [("d=3 & more", "1")]) == (
+    assert Table(("", "<BOS> masked"), [("d=3 & more", "1")]).grid() == (
         "|  | &lt;BOS> masked |\n| --- | --- |\n| d=3 & more | 1 |\n"
     )

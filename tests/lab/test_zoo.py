@@ -14,7 +14,7 @@ from selattn.errors import SelattnError
 from selattn.models.loading import find_folder
 from selattn.training import RunConfig
 from selattn.training.config import Batching, Checkpoints, Evaluation, Schedule
-from selattn.training.display import Display
+from selattn.utils.progress import Progress
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
 
@@ -81,7 +81,7 @@ def test_only_what_is_missing_is_made(small_zoo, monkeypatch):
 def test_the_zoo_stays_below_its_limit(small_zoo, monkeypatch, tmp_path):
     monkeypatch.setattr(zoo, "LIMIT", 10_000)
     with pytest.raises(SelattnError, match="the zoo would have"):
-        zoo.make_zoo(["one"], None, [], tmp_path / "runs", lambda title: Display())
+        zoo.make_zoo(["one"], None, [], tmp_path / "runs", Progress())
     assert not (tmp_path / "zoo" / "one").exists()
 
 

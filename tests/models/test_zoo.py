@@ -10,7 +10,7 @@ from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, zoo
 from selattn.models.loading import find_folder
 from selattn.models.zoo import zoo_folder, zoo_models
-from selattn.training.display import Display
+from selattn.utils.progress import Progress
 
 
 def model(folder, name):
@@ -73,7 +73,7 @@ def test_no_zoo_is_one_line(tmp_path, monkeypatch, chosen, advice):
 def test_nothing_is_made_inside_an_installed_package(installed, tmp_path, monkeypatch):
     monkeypatch.setattr("lab.zoo.SHIPPED", installed)
     with pytest.raises(SelattnError, match="belongs to the installed package: set SELATTN_ZOO"):
-        make_zoo(["selective"], None, [], tmp_path / "runs", lambda title: Display())
+        make_zoo(["selective"], None, [], tmp_path / "runs", Progress())
     assert not (tmp_path / "runs").exists()
 
 

@@ -12,8 +12,10 @@ from selattn.evaluation import Team
 from selattn.evaluation import text as evaluate_text
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
-from selattn.pruning import Procedure, Until, job
-from selattn.pruning.job import Job, make_sets
+from selattn.pruning import Procedure, Until
+from selattn.pruning import run as job
+from selattn.pruning.run import Job, make_sets
+from selattn.utils.progress import Progress
 from tests.evaluation.folders import model_folder, text_file
 
 CONTEXT, ROWS = 32, 6
@@ -69,5 +71,5 @@ def test_progress_is_shown_while_text_is_tokenized(tmp_path, monkeypatch, leads)
     )
     monkeypatch.setattr(job, "claimed", None)  # the texts have been read by then
     with pytest.raises(TypeError):
-        job.carry_out(dataclasses.replace(made, report_rows=5), Team())
+        job.carry_out(dataclasses.replace(made, report_rows=5), Team(), Progress())
     assert asked == [leads, leads]

@@ -15,11 +15,10 @@ from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
 from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule, Shrink, Start
-from selattn.training.course import Course
 from selattn.training.datasets import prepare
-from selattn.training.model import model_config
+from selattn.training.model import Course, model_config
 from selattn.training.overrides import override
-from tests.training.test_resume import Interrupt
+from tests.interrupted import Interrupt
 from tests.training.tiny import MODEL, log, same_run, tiny, weights
 
 
@@ -119,7 +118,7 @@ def test_a_run_that_ends_on_the_way_says_what_was_in_force(trained, tmp_path):
 def test_shrinking_budgets_resume_where_they_were(trained, tmp_path, at):
     run = tiny(model=MODEL | {"cache_budgets": 2, "hidden_dropout": 0.1}, shrink=Shrink(steps=8, every=2))
     train(run, tmp_path / "whole")
-    assert train(run, tmp_path / "run", display=Interrupt(at + 1)).interrupted
+    assert train(run, tmp_path / "run", progress=Interrupt(at + 1)).interrupted
     train(run, tmp_path / "run", resume=True)
     same_run(tmp_path / "whole", tmp_path / "run")
     assert [record["cache_budgets"] for record in log(tmp_path / "run") if "loss" in record] == [

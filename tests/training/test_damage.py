@@ -1,29 +1,27 @@
 """Resuming where files are damaged: what can be gone on from is, and is named; the rest is one line."""
 
-import io
 import json
 import re
 import shutil
-import zipfile
 
 import pytest
-from rich.console import Console
 
 from selattn.errors import SelattnError
 from selattn.training import checkpoints, folder, train
-from selattn.training.display import Display, Lines
-from tests.training.test_resume import Interrupt
+from selattn.utils.progress import Progress
+from tests.interrupted import Interrupt
 from tests.training.tiny import log, same_run, tiny
 
 
-class Said(Display):
+class Said(Progress):
     """What is said of resuming."""
 
     def __init__(self):
-        self.calls = []
+        self.lines = []
 
-    def goes_on(self, step, steps, left_out):
-        self.calls.append((step, steps, list(left_out)))
+    def say(self, text):
+        if not text.startswith("step "):
+            self.lines.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,7 @@ def whole(tmp_path_factory):
 def stopped(tmp_path_factory):
     """With checkpoints at steps 8 and 10 of 12."""
     path = tmp_path_factory.mktemp("stopped") / "run"
-    assert train(tiny(), path, display=Interrupt(11)).interrupted
+    assert train(tiny(), path, progress=Interrupt(11)).interrupted
     return path
 
 
@@ -54,42 +52,23 @@ def flip(file, at=0.5):
     file.write_bytes(raw)
 
 
-def without_checksums(run):
-    """As checkpoints were sealed before there were any."""
-    for path in checkpoints.checkpoints(run).values():
-        sealed = json.loads((path / checkpoints.WHOLE).read_text())
-        (path / checkpoints.WHOLE).write_text(json.dumps({"files": sealed["files"]}))
-
-
 def contents(path):
     return {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 def test_it_says_once_where_it_goes_on(run, whole):
     said = Said()
-    train(tiny(), run, resume=True, display=said)
-    assert said.calls == [(10, 12, [])]
+    train(tiny(), run, resume=True, progress=said)
+    assert said.lines == ["going on from step 10 of 12"]
     same_run(whole, run)
-    train(tiny(), run, resume=True, display=said)  # which has ended: nothing goes on
-    assert len(said.calls) == 1
+    train(tiny(), run, resume=True, progress=said)  # which has ended: nothing goes on
+    assert len(said.lines) == 1
 
 
 def test_a_run_that_begins_says_nothing_of_resuming(tmp_path):
     said = Said()
-    train(tiny(), tmp_path / "run", resume=True, display=said)
-    assert said.calls == []
-
-
-def test_how_it_is_said():
-    out = Console(file=io.StringIO(), width=100)
-    lines = Lines(out)
-    lines.goes_on(8, 1200, ["checkpoint-10: optimizer.pt has changed since it was written"])
-    lines.goes_on(0, 1200, [])
-    assert out.file.getvalue().splitlines() == [
-        "checkpoint-10: optimizer.pt has changed since it was written; it is left out",
-        "going on from step 8 of 1,200",
-        "no whole checkpoint yet: beginning at step 0",
-    ]
+    train(tiny(), tmp_path / "run", resume=True, progress=said)
+    assert said.lines == []
 
 
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "progress.json"]
@@ -111,8 +90,11 @@ def test_a_bit_that_flipped_is_noticed(run, name):
 def test_a_damaged_checkpoint_is_left_out_and_named(run, whole):
     flip(run / "checkpoint-10" / "optimizer.pt")
     said = Said()
-    train(tiny(), run, resume=True, display=said)
-    assert said.calls == [(8, 12, ["checkpoint-10: optimizer.pt has changed since it was written"])]
+    train(tiny(), run, resume=True, progress=said)
+    assert said.lines == [
+        "checkpoint-10: optimizer.pt has changed since it was written; it is left out",
+        "going on from step 8 of 12",
+    ]
     same_run(whole, run)
 
 
@@ -132,36 +114,14 @@ def test_where_all_are_damaged_nothing_is_begun_anew(run):
     assert contents(run) == before
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", '{"files": 3}', '{"files": {"a": 1}, "checksums": 3}', ""])
+@pytest.mark.parametrize(
+    "damage", ["{", "[]", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": 1}, "checksums": 3}', ""]
+)
 def test_a_damaged_seal_is_no_seal(run, damage):
     (run / "checkpoint-10" / checkpoints.WHOLE).write_text(damage)
     assert not checkpoints.is_whole(run / "checkpoint-10")
     choice = checkpoints.choose(run)
     assert (choice.step, choice.left_out[0][1]) == (8, "whole.json is damaged")
-
-
-def test_checkpoints_from_before_there_were_checksums_are_read(run, whole):
-    without_checksums(run)
-    said = Said()
-    train(tiny(), run, resume=True, display=said)
-    assert said.calls == [(10, 12, [])]
-    same_run(whole, run)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_of_those_the_formats_tell_what_they_can(run, name):
-    """Garbage of the right size in each of the files, and a bit in what torch has written."""
-    without_checksums(run)
-    file = run / "checkpoint-10" / name
-    size = file.stat().st_size
-    if file.suffix in (".pt", ".pth"):
-        with zipfile.ZipFile(file) as parts:
-            largest = max((parts.read(name) for name in parts.namelist()), key=len)
-        flip(file, (file.read_bytes().index(largest) + len(largest) // 2) / (size - 1))
-        assert checkpoints.choose(run).step == 8
-    file.write_bytes(b"\xa5" * size)
-    choice = checkpoints.choose(run)
-    assert (choice.step, choice.left_out[0][1]) == (8, f"{name} is damaged")
 
 
 @pytest.mark.parametrize("damage", [b"{", b"", b"[1]", b"\xff\xfe", b'"text"'])

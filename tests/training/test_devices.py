@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from selattn.errors import SelattnError
 from selattn.training import checkpoints, train
 from selattn.training.config import Batching, Machine
-from selattn.training.sampling import Share, StepBatches
+from selattn.training.datasets import Share, StepBatches
 from tests.training.tiny import log, tiny, weights
 from tests.training.two_devices import losses, run
 

@@ -1,12 +1,13 @@
-"""The bar shows loss, kept fractions and speed; without a terminal there are lines."""
+"""Of a training loss, kept fractions and speed are shown; without a terminal there are lines."""
 
 import io
 
 import pytest
 from rich.console import Console
 
-from selattn.training.display import Bar, Lines, evaluation, make_display, shares
+from selattn.training.display import evaluation, shares, tell
 from selattn.training.record import Score
+from selattn.utils.progress import Shown
 
 TRAINING = {"step": 20, "loss": 3.21, "kept": [0.125, 0.5], "wall": {"tokens_per_second": 12345.6}}
 EVALUATION = {
@@ -21,15 +22,15 @@ def console(terminal, width=100):
 
 def test_lines():
     out = console(False)
-    lines = make_display("run", out)
-    assert type(lines) is Lines
-    lines.begin(0, 100)
-    lines.step(1)
-    lines.record(TRAINING)
-    lines.record(EVALUATION)
-    lines.end()
+    shown = Shown(out)
+    shown.begin(100, "step", heading="run", every=0.0)
+    for _ in range(20):
+        shown.advance()
+    tell(shown, TRAINING)
+    tell(shown, EVALUATION)
+    shown.end()
     assert out.file.getvalue().splitlines() == [
-        "step 20  loss 3.210  kept 0.12 0.50  12,346 tokens/s",
+        "step 20/100  loss 3.210  kept 0.12 0.50  12,346 tokens/s",
         "step 20  validation: loss 2.5000, 99.5% right  out of distribution: loss 1.0000, 100.0% right",
     ]
 
@@ -37,12 +38,11 @@ def test_lines():
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_bar_has_loss_kept_fractions_and_speed(width):
     out = console(True, width)
-    bar = make_display("variable-assignment-small-selective", out)
-    assert isinstance(bar, Bar)
-    bar.begin(10, 100)
-    bar.record(TRAINING)
-    bar.step(20)
-    bar.record(EVALUATION)
+    bar = Shown(out, keep=True)
+    bar.begin(100, "step", 10, heading="variable-assignment-small-selective")
+    tell(bar, TRAINING)
+    bar.advance(10)
+    tell(bar, EVALUATION)
     bar.end()
     bar.end()
     shown = out.file.getvalue()

@@ -8,9 +8,8 @@ from lab.runs import find_run
 from lab.tasks import VariableAssignment
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
-from selattn.training.describe import descriptions
 from selattn.training.model import model_config
-from selattn.training.overrides import fields, override
+from selattn.training.overrides import descriptions, fields, override
 from tests.training.tiny import tiny
 
 

@@ -10,21 +10,10 @@ import pytest
 
 from selattn.errors import SelattnError
 from selattn.training import checkpoints, folder, train
-from selattn.training.display import Display
 from selattn.training.trainer import SelectiveTrainer
+from tests.interrupted import Interrupt
 from tests.training.killed import FORK, go
 from tests.training.tiny import log, same_run, tiny
-
-
-class Interrupt(Display):
-    """Presses Ctrl-C in the middle of a step."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def step(self, step):
-        if step == self.at - 1:
-            signal.raise_signal(signal.SIGINT)
 
 
 def begun(path):
@@ -58,7 +47,7 @@ def test_the_same_run_twice_is_the_same(uninterrupted, tmp_path):
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_ends_in_the_same_place(uninterrupted, tmp_path, at):
     """Also between two records of the log, whose sums the checkpoint then has to hold."""
     path = tmp_path / "run"
-    finished = train(tiny(), path, display=Interrupt(at + 1))
+    finished = train(tiny(), path, progress=Interrupt(at + 1))
     assert finished.interrupted
     assert finished.step == checkpoints.newest(path) == at
     assert not folder.finished(path)
@@ -72,7 +61,7 @@ def test_ctrl_c_is_whose_it_was_afterwards(tmp_path):
 
     before = signal.signal(signal.SIGINT, ours)
     try:
-        train(tiny(), tmp_path / "run", display=Interrupt(3))
+        train(tiny(), tmp_path / "run", progress=Interrupt(3))
         assert signal.getsignal(signal.SIGINT) is ours
     finally:
         signal.signal(signal.SIGINT, before)
@@ -81,7 +70,7 @@ def test_ctrl_c_is_whose_it_was_afterwards(tmp_path):
 def test_what_was_logged_after_the_checkpoint_is_cut_off(uninterrupted, tmp_path):
     """A kill between a record and the next checkpoint, and in the middle of writing a record."""
     path = tmp_path / "run"
-    train(tiny(), path, display=Interrupt(9))
+    train(tiny(), path, progress=Interrupt(9))
     with (path / folder.LOG).open("a") as file:
         file.write('{"step": 9, "loss": 1.0}\n{"step": 10, "lo')
     train(tiny(), path, resume=True)
@@ -91,7 +80,7 @@ def test_what_was_logged_after_the_checkpoint_is_cut_off(uninterrupted, tmp_path
 @pytest.mark.parametrize("damage", ["no seal", "cut short", "missing"])
 def test_a_half_written_checkpoint_is_never_loaded(uninterrupted, tmp_path, damage):
     path = tmp_path / "run"
-    train(tiny(), path, display=Interrupt(11))
+    train(tiny(), path, progress=Interrupt(11))
     assert checkpoints.newest(path) == 10
     half = path / "checkpoint-10"
     if damage == "no seal":

@@ -222,11 +222,11 @@ def test_a_checkpoint_in_the_middle_of_a_ramp_is_the_model_of_that_moment(standa
 
 
 def test_a_ramp_resumes_where_it_was(standard, tmp_path):
-    from tests.training.test_resume import Interrupt
+    from tests.interrupted import Interrupt
 
     run = tiny(model={"attention": "selective"}, start=Start(str(standard), ramp=8))
     train(run, tmp_path / "whole")
-    assert train(run, tmp_path / "run", display=Interrupt(6)).interrupted
+    assert train(run, tmp_path / "run", progress=Interrupt(6)).interrupted
     train(run, tmp_path / "run", resume=True)
     same_run(tmp_path / "whole", tmp_path / "run")
 

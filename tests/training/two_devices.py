@@ -10,9 +10,8 @@ from torch.distributed.fsdp import fully_shard
 
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
-from selattn.training.datasets import prepare
+from selattn.training.datasets import Share, prepare
 from selattn.training.model import model_config
-from selattn.training.sampling import Share
 from tests.training.tiny import MODEL, tiny
 
 

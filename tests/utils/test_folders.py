@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.utils.folders import cache_folder, make_folder
+from selattn.utils.files import cache_folder, make_folder
 
 
 def contents(folder):
@@ -67,7 +67,7 @@ def test_where_nothing_can_be_written(tmp_path):
 CHILD = """
 import sys, time
 from pathlib import Path
-from selattn.utils.folders import make_folder
+from selattn.utils.files import make_folder
 
 def fill(part):
     (part / "half").write_text("x")

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.utils.locks import Lock, locked
+from selattn.utils.files import Lock, locked
 
 
 def test_one_at_a_time(tmp_path):
@@ -57,7 +57,7 @@ def test_a_claim_can_be_closed_twice_and_taken_again(tmp_path):
 CHILD = """
 import sys, time
 from pathlib import Path
-from selattn.utils.locks import locked
+from selattn.utils.files import locked
 
 with locked(Path(sys.argv[1])):
     print("mine", flush=True)

@@ -11,17 +11,14 @@ import torch
 from benchmarks import explorer as benchmark
 from selattn.cache import Budgets, make_policy
 from selattn.evaluation.results import Comparison, Tradeoff
+from selattn.evaluation.traces import unpack_steps
+from selattn.evaluation.tracing import given_text, leaving
 from selattn.models.loading import load
-from selattn.pruning.record import SearchRecord
+from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.views.explorer import Page, explore
-from selattn.views.html import Report
-from selattn.views.html.blocks import Explorer
-from selattn.views.html.evaluation import comparison_report, tradeoff_report
-from selattn.views.html.search import search_report
-from selattn.views.packed import unpack_steps
-from selattn.views.reading import given_text
-from selattn.views.trace import leaving
+from selattn.views.report import Explorer, Report
+from selattn.views.reports import comparison_report, search_report, tradeoff_report
 from tests.views.browser import Tab, browser
 from tests.views.test_html import record
 from tests.views.traces import random_trace

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from selattn.errors import SelattnError
 from selattn.pruning import Step
-from selattn.views.figure import save_figure, shades
-from selattn.views.search_path import draw_path
-from selattn.views.tradeoff import draw_tradeoff, panels_of_tradeoff
+from selattn.views import plot
+from selattn.views.plot.curves import path_of_search
+from selattn.views.plot.style import shades, write_figure
 
 PATH = [
     Step(0, None, (16, 16), 2.0, 1.0),
@@ -29,11 +29,11 @@ def record(*losses):
 
 
 def test_the_path_of_a_search(tmp_path):
-    draw_path(tmp_path / "a" / "path.svg", PATH, PATH[1], 2.1, "title")
+    write_figure(path_of_search(PATH, PATH[1], 2.1, "title"), tmp_path / "a" / "path.svg")
     text = (tmp_path / "a" / "path.svg").read_text()
     assert text.startswith("<?xml")
     assert words(text) >= {"title", "threshold 2.1000", "chosen: 1.3 times less", "1", "2", "8", "16", "layer", "0"}
-    draw_path(tmp_path / "path.png", PATH, PATH[2])
+    write_figure(path_of_search(PATH, PATH[2]), tmp_path / "path.png")
     assert (tmp_path / "path.png").read_bytes()[:4] == b"\x89PNG"
 
 
@@ -46,13 +46,13 @@ def test_many_layers_have_colours_of_their_own(tmp_path):
     assert len(set(shades(3))) == 3
     assert len(set(shades(30))) == 30
     steps = [Step(0, None, (16,) * 30, 2.0, 1.0), Step(1, 0, (8,) * 30, 2.1, 2.0)]
-    draw_path(tmp_path / "path.svg", steps, steps[1])
+    write_figure(path_of_search(steps, steps[1]), tmp_path / "path.svg")
     assert {str(layer) for layer in range(30)} <= words((tmp_path / "path.svg").read_text())
 
 
 def test_the_axes_are_plain_numbers(tmp_path):
     """KV sizes below, the memory factor that belongs to each above."""
-    draw_tradeoff(tmp_path / "curve.svg", record(2.0, 2.05, 2.4))
+    write_figure(plot.tradeoff(record(2.0, 2.05, 2.4)), tmp_path / "curve.svg")
     found = words((tmp_path / "curve.svg").read_text())
     assert found >= {"a", "b", "standard, whole cache", "text", "memory factor", "32", "16", "8", "2", "4"}
     assert not any("times" in word or "^" in word for word in found)
@@ -61,7 +61,7 @@ def test_the_axes_are_plain_numbers(tmp_path):
 def test_a_name_is_no_formula(tmp_path):
     curves = record(2.0, 2.05, 2.4)
     curves["curves"][0]["name"] = r"$\half$ of it"
-    draw_tradeoff(tmp_path / "curve.svg", curves)
+    write_figure(plot.tradeoff(curves), tmp_path / "curve.svg")
     assert r"$\half$ of it" in words((tmp_path / "curve.svg").read_text())
 
 
@@ -71,9 +71,7 @@ def test_several_seeds_have_a_band():
         point["losses"] = {"text": [point["loss"]["text"] - 0.1, point["loss"]["text"] + 0.2]}
     found = []
     for data in (plain, seeds):
-        figure = Figure()
-        panels_of_tradeoff(figure, data)
-        found.append(figure.axes[0].collections)
+        found.append(plot.tradeoff(data).axes[0].collections)
     assert len(found[0]) == 0
     (band,) = found[1]
     corners = {(round(x, 6), round(y, 6)) for x, y in band.get_paths()[0].vertices.tolist()}
@@ -81,19 +79,20 @@ def test_several_seeds_have_a_band():
 
 
 def test_the_trade_off(tmp_path):
-    draw_tradeoff(tmp_path / "curve.png", record(2.0, 2.05, 2.4))
+    write_figure(plot.tradeoff(record(2.0, 2.05, 2.4)), tmp_path / "curve.png")
     one = (tmp_path / "curve.png").read_bytes()
-    draw_tradeoff(tmp_path / "curve.png", record(2.0, 2.05, 2.9))
+    write_figure(plot.tradeoff(record(2.0, 2.05, 2.9)), tmp_path / "curve.png")
     assert (tmp_path / "curve.png").read_bytes() != one
     assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
 
 
 def test_nothing_is_left_of_a_figure_that_fails(tmp_path):
-    def draw(figure):
-        raise RuntimeError("no")
+    class Broken(Figure):
+        def savefig(self, *args, **kwargs):
+            raise RuntimeError("no")
 
     with pytest.raises(RuntimeError):
-        save_figure(tmp_path / "a.png", draw)
+        write_figure(Broken(), tmp_path / "a.png")
     with pytest.raises(SelattnError, match="must end with"):
-        save_figure(tmp_path / "a.txt", draw)
+        write_figure(Figure(), tmp_path / "a.txt")
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,7 @@ import pytest
 
 from selattn import plot
 from selattn.cli.plot import OF_A_TEXT, OF_MANY, OF_RECORDS
-from selattn.views.mean import MeanF
-from selattn.views.trace import Trace
+from selattn.evaluation.traces import MeanF, Trace
 from tools.pictures import IMAGES, LARGEST, REPRODUCED, SECOND, VIEWS, plots
 
 ROOT = Path(__file__).parents[2]

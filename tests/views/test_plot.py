@@ -14,12 +14,10 @@ from matplotlib.colors import to_rgb
 import selattn
 from selattn import plot
 from selattn.errors import SelattnError
-from selattn.views.figure import MARKERS, write_figure
-from selattn.views.mean import MeanF
-from selattn.views.packed import pack_rising
-from selattn.views.plot.style import FAINT, GREEN, INK, balanced, cells, label, lines
+from selattn.evaluation.traces import MeanF, pack_rising
+from selattn.views.plot.curves import kept_by_layer, losses_of_log
+from selattn.views.plot.style import FAINT, GREEN, INK, MARKERS, balanced, cells, label, lines, write_figure
 from selattn.views.plot.text import DARKEST
-from selattn.views.plot.training import kept_by_layer, losses_of_log
 from tests.views.traces import random_trace
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 import selattn
 from lab.tasks import VariableAssignment
 from selattn.errors import SelattnError
+from selattn.evaluation.traces import MeanF, Trace, pack_rising, pack_shares, pack_steps, unpack, unpack_steps
+from selattn.evaluation.tracing import average, given_text, leaving, read, trace
 from selattn.models.loading import load
-from selattn.views.mean import MeanF, average
-from selattn.views.packed import pack_rising, pack_shares, pack_steps, unpack, unpack_steps
-from selattn.views.reading import given_text, read
-from selattn.views.trace import Trace, leaving, trace
 from tests.views.traces import random_trace
 
 TEXT = "A short text: naïve 🙂, <script>alert('no')</script>\nand שלום."

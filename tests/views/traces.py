@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from selattn.views.packed import pack_rising, pack_shares, pack_steps
-from selattn.views.trace import Trace
+from selattn.evaluation.traces import Trace, pack_rising, pack_shares, pack_steps
 
 
 def random_trace(size=12, layers=3, seed=0, tokens=None, selective=True, step=1 / 32, runs=True, model="toy"):

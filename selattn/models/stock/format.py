@@ -19,7 +19,8 @@ from selattn.models.stock.make import make_selective
 from selattn.models.stock.model import describe
 from selattn.models.stock.settings import StockSettings
 from selattn.models.weights import CONFIG, read_headers, weight_files
-from selattn.utils.inputs import first_line, read_json
+from selattn.utils.files import read_json
+from selattn.utils.suggest import first_line
 
 STOCK_POLICY = "window+4"  # of a model that selects nothing, unless another is named
 

@@ -17,7 +17,7 @@ from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import STOCK_POLICY, StockFormat, fitting
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.settings import StockSettings
-from selattn.utils.inputs import first_line
+from selattn.utils.suggest import first_line
 
 SUFFIX = ".gguf"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,8 +17,10 @@ from typing import Any
 
 from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError
+from selattn.evaluation.traces import Trace
+from selattn.evaluation.tracing import STEP, Model, Run, prepared, trace
 from selattn.utils.files import write_text
-from selattn.views.trace import STEP, Model, Run, Trace, prepared, trace
+from selattn.utils.progress import Progress
 
 MOST_TOKENS, MOST_LAYERS = 2048, 28
 LARGE, COARSE = 8_000_000, 1 / 8  # so many entries of F and more are rounded more, or the page would be too large
@@ -127,7 +129,7 @@ def explore(
     also: Sequence[Run] = (),
     limit: int | None = None,
     view: str = "",
-    progress: Callable[[str], None] = lambda what: None,
+    progress: Progress | None = None,
 ) -> Page:
     """Run models on a text, with and without budgets, and make the page of it.
 
@@ -139,12 +141,13 @@ def explore(
         also: further budgets that differ between layers, each with its policy.
         limit: at most so many tokens.
         view: which view it opens with: `w=h2o&k=32` has H2O evict with 32 tokens in each layer.
-        progress: is told what is done.
+        progress: is told how many forwards are done; None shows nothing.
     """
     models: Sequence[Model] = list(model) if isinstance(model, list | tuple) else [model]  # type: ignore[list-item]
     if not 1 <= len(models) <= 2:
         raise SelattnError(f"one model is shown, or two are compared, not {len(models)}")
-    return Page(tuple(_shown(each, text, policies, budgets, also, limit, progress) for each in models), view)
+    shown = tuple(_shown(each, text, policies, budgets, also, limit, progress or Progress()) for each in models)
+    return Page(shown, view)
 
 
 def check_size(tokens: int, layers: int) -> None:
@@ -178,7 +181,7 @@ def _shown(
     budgets: Sequence[int] | None,
     also: Sequence[Run],
     limit: int | None,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> Trace:
     loaded, name, words = prepared(model, text)
     about = loaded.description
@@ -187,11 +190,13 @@ def _shown(
     chosen = policies or usual_policies(about.selects)
     runs: list[Run] = [(make_policy(each).name, k) for each in chosen for k in budgets or grid(size)]
     runs += [(policy, Budgets.of(k) or k) for policy, k in also]
-    told = _told(runs, name, progress)
-    return trace(loaded, words, told, limit=limit, step=page_step(size, about.layers), name=name)
+    progress.begin(len(runs), f"{name}: forwards with budgets")
+    found = trace(loaded, words, _told(runs, progress), limit=limit, step=page_step(size, about.layers), name=name)
+    progress.end()
+    return found
 
 
-def _told(runs: Sequence[Run], name: str, progress: Callable[[str], None]) -> Iterator[Run]:
-    for number, run in enumerate(runs, 1):
-        progress(f"{name}: forward {number} of {len(runs)} with budgets")
+def _told(runs: Sequence[Run], progress: Progress) -> Iterator[Run]:
+    for run in runs:
         yield run
+        progress.advance()

@@ -6,14 +6,13 @@ From a trace of one text (`selattn.trace(model, text)`, or the record that `Trac
     words         the last row's masking over the words of the text, layer by layer
     attention     attention of each layer, of one model or of several beside each other
     kept          what remains in the cache under budgets, layer by layer
-From means over many texts (`selattn.views.mean.mean_f`): masking_mean, stability.
+From means over many texts (`selattn.evaluation.tracing.mean_f`): masking_mean, stability.
 From other records: tradeoff (`selattn eval --curve`), curves and scaling (training records), search (`selattn
 prune`).
 """
 
-from selattn.views.plot.losses import curves, scaling, tradeoff
+from selattn.views.plot.curves import curves, scaling, search, tradeoff
 from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability
-from selattn.views.plot.search import search
 from selattn.views.plot.text import tokens, words
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, ListedColormap, Normalize, PowerNorm
@@ -10,8 +11,8 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.ticker import NullLocator
 
 from selattn.errors import SelattnError
-from selattn.views.mean import MeanF
-from selattn.views.packed import Floats
+from selattn.utils.typed import flat
+from selattn.views.plot.curves import attention_kind
 from selattn.views.plot.style import (
     ATTENTION,
     FUTURE,
@@ -31,8 +32,9 @@ from selattn.views.plot.style import (
     styled,
     token_axes,
 )
-from selattn.views.trace import Trace
-from selattn.views.words import attention_kind
+
+if TYPE_CHECKING:
+    from selattn.evaluation.traces import Floats, MeanF, Trace
 
 FEW = 40  # tokens that can stand beside their rows and columns
 BAR = 0.75  # inches of a color bar with its numbers
@@ -85,13 +87,24 @@ def stability(first: MeanF, second: MeanF, layers: Sequence[int] | None = None, 
 
 def _trainings(first: MeanF, second: MeanF) -> str:
     """A second line of the title: one recipe or two; nothing where that is not known."""
-    unlike = first.trained_unlike(second)
+    unlike = _unlike(first, second)
     if unlike is None:
         return ""
     if not unlike:
         return "\ntwo trainings of one recipe"
     more = f" and {len(unlike) - 2} more settings" if len(unlike) > 2 else ""
     return f"\nnot two seeds of one recipe: the trainings differ in {', '.join(unlike[:2])}{more}"
+
+
+def _unlike(first: MeanF, second: MeanF) -> list[str] | None:
+    """The settings, but for the seed, in which two trainings differ; None where one has no record."""
+    from selattn.training.identity import deciding_settings
+
+    if first.run is None or second.run is None:
+        return None
+    one, two = (dict(flat(deciding_settings(each))) for each in (first.run, second.run))
+    names = [name for name, value in {**one, **two}.items() if name != "seed" and value != {}]
+    return [name for name in names if one.get(name) != two.get(name)]
 
 
 def _trained(mean: MeanF) -> str:

@@ -1,23 +1,39 @@
-"""The one style of all figures: colors for the color-blind, sizes for print, panels, and text in cells."""
+"""The one style of all figures: colors for the color-blind, sizes for print, files, panels, and text in cells."""
 
 from __future__ import annotations
 
+import io
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
-from matplotlib import font_manager, rc_context
+from matplotlib import colormaps, font_manager, rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, SymLogNorm
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from selattn.errors import SelattnError
-from selattn.views.figure import COLORS, STYLE
+from selattn.utils.files import write_bytes
+
+# Okabe and Ito's colours, which those who do not see red or green can tell apart; grey for the yellow, which is faint.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # for those who print without colours
+
+# Names are no formulas: they may have dollar signs.
+STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.size": 9,
+    "text.parse_math": False,
+    "svg.hashsalt": "selattn",  # so that the same figure is the same file
+}
 
 BLUE, GREEN = COLORS[0], COLORS[2]
 RED = "#CC3311"  # a line through a word says the same to those who do not see red
@@ -57,6 +73,43 @@ def new_figure(width: float, height: float) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def check_format(path: str | Path) -> None:
+    """Whether a figure can be written under this name: before long work rather than after it."""
+    if Path(path).suffix.lstrip(".") not in FigureCanvasAgg.get_supported_filetypes():
+        raise SelattnError(f"cannot draw {path}: its name must end with .png, .svg or .pdf")
+
+
+def write_figure(figure: Any, path: str | Path, dpi: int = 160) -> Path:
+    """Write a figure whole or not at all; the format is what the name ends with."""
+    path = Path(path)
+    check_format(path)
+    write_bytes(path, figure_bytes(figure, path.suffix.lstrip("."), dpi))
+    return path
+
+
+def figure_bytes(figure: Any, form: str, dpi: int = 160) -> bytes:
+    """A figure as a file's content: the same figure gives the same bytes."""
+    dated = {"svg": "Date", "pdf": "CreationDate"}.get(form)  # which would make every file another
+    held = io.BytesIO()
+    with rc_context(STYLE):
+        figure.savefig(held, format=form, dpi=dpi, metadata=None if dated is None else {dated: None})
+    return held.getvalue()
+
+
+def shades(count: int) -> list[Any]:
+    """A colour for each of several lines; of many they go from dark to light, in their order."""
+    if count <= len(COLORS):
+        return list(COLORS[:count])
+    return [colormaps["viridis"](0.95 * number / (count - 1)) for number in range(count)]
+
+
+def plain_powers(axis: Any, form: str = "{:g}", shown: Callable[[float], float] = lambda x: x) -> None:
+    """Marks of a logarithmic axis at powers of 2, as plain numbers; `shown` says which number stands at a place."""
+    axis.set_major_locator(LogLocator(base=2))
+    axis.set_major_formatter(FuncFormatter(lambda x, _: form.format(shown(x))))
+    axis.set_minor_locator(NullLocator())
 
 
 def panels(figure: Figure, count: int, columns: int) -> list[Axes]:

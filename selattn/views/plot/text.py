@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -30,7 +30,9 @@ from selattn.views.plot.style import (
     styled,
     written,
 )
-from selattn.views.trace import Trace
+
+if TYPE_CHECKING:
+    from selattn.evaluation.traces import Trace
 
 WIDTH, NARROW = 104, 62  # letters of a line: at most, and at least where there are several
 LINE = 2.0  # the height of a line, in widths of a letter

@@ -43,7 +43,7 @@ from selattn.ops.request import AuxRequest, Request, Tokens
 from selattn.ops.rules import Rules, compute_dtype
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
-from selattn.utils import files, folders, records
+from selattn.utils import files, records
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FOLDER = "triton"  # in the cache folder
@@ -415,7 +415,7 @@ def name_of(device: torch.device) -> str:
 
 def _file(place: Place) -> Path:
     key = hashlib.sha256(json.dumps(_identity(place)).encode()).hexdigest()[:16]
-    return folders.cache_folder() / FOLDER / f"{key}.json"
+    return files.cache_folder() / FOLDER / f"{key}.json"
 
 
 @cache

@@ -9,135 +9,70 @@
 
 F and the weights are those of the forward without budgets. F and S are rounded to a step that the record states; when
 tokens leave is exact, from forwards with the budgets in force.
+
+`mean_f` averages F over many texts: whether a layer always masks the same distances, whatever it reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from selattn.cache import Budgets, Policy, make_policy
+from selattn.data.task import SAMPLE
 from selattn.errors import NotFiniteError, SelattnError
-from selattn.models.loading import Loaded, load
+from selattn.evaluation.examples import PAPER
+from selattn.evaluation.text import Text
+from selattn.evaluation.traces import Floats, MeanF, Trace, pack_rising, pack_shares, pack_steps
+from selattn.models.loading import TRAINING, Loaded, load
 from selattn.models.seam import LanguageModel, WatchedModel
-from selattn.utils.records import read_record, write_record
-from selattn.views.packed import Floats, Ints, pack_rising, pack_shares, pack_steps, unpack, unpack_steps
-from selattn.views.reading import Words, read
+from selattn.utils.progress import Progress
+from selattn.utils.records import read_record
 
 STEP = 1 / 32  # of F: e^-F is right to 1.6%
 Run = tuple[str | Policy, Budgets | int | Sequence[int]]
 Model = str | Path | Loaded | LanguageModel
 
 
-@dataclass(frozen=True)
-class Trace:
-    """A model on a text. N tokens, L layers.
+class Words(NamedTuple):
+    """A text as a model reads it."""
 
-    Attributes:
-        model: as the user named it.
-        tokens: [N] as people write them.
-        ids: [N].
-        kinds: [L] the attention of each layer: "selective", "standard", "local:32" and so on.
-        shift: whether a token's selection counts for later tokens only.
-        cut_from: how many tokens the text had before it was cut.
-        packed: for each layer F, or None in a layer that does not select, and the weights.
-        runs: forwards with budgets: policy, budgets, per_head and when each token left.
-    """
-
-    model: str
-    tokens: list[str]
     ids: list[int]
-    kinds: list[str]
-    shift: bool
-    cut_from: int
-    packed: list[dict[str, Any]]
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[str]  # put together they are the text, but for special tokens such as <s>; "" continues a character
 
-    @property
-    def size(self) -> int:
-        """How many tokens there are."""
-        return len(self.tokens)
 
-    @property
-    def layers(self) -> int:
-        """How many layers there are."""
-        return len(self.kinds)
+def given_text(name: str | None, loaded: Loaded) -> str:
+    """The text that `--text` names: `paper`, `sample` (the one beside a model), or a file.
 
-    @property
-    def step(self) -> float:
-        """The coarsest step of F over the layers."""
-        return max((layer["f"]["step"] for layer in self.packed if layer["f"] is not None), default=0.0)
+    Without a name it is the model's own sample, if it has one, or the paper's example.
+    """
+    sample = loaded.folder / SAMPLE
+    if name == "sample" or (name is None and sample.is_file()):
+        if not sample.is_file():
+            raise SelattnError(f"{loaded.name} has no {SAMPLE}: give --text a file, or 'paper'")
+        name = str(sample)
+    if name in (None, "paper"):
+        return PAPER
+    try:
+        return Path(str(name)).expanduser().read_text("utf-8")
+    except OSError as error:
+        raise SelattnError(f"cannot read {name}: {error.strerror}; --text takes a file, 'paper' or 'sample'") from None
+    except UnicodeDecodeError:
+        raise SelattnError(f"{name} is not text in UTF-8") from None
 
-    def F(self, layer: int) -> Floats:
-        """[N, N]: row i finds token j masked so much. 0 in a layer that does not select."""
-        packed = self._layer(layer)["f"]
-        return np.zeros((self.size, self.size), np.float32) if packed is None else unpack(packed)
 
-    def S(self, layer: int) -> Floats:
-        """[N, N]: so much did row i add to the masking of token j. What the last row selects is for tokens to come."""
-        F = self.F(layer)
-        rises = np.tril(np.diff(F, axis=0, prepend=np.float32(0)))
-        if not self.shift:
-            return rises
-        return np.tril(np.concatenate([rises[1:], np.zeros_like(rises[:1])]))
-
-    def weights(self, layer: int) -> Floats:
-        """[N, N]: how much of row i's attention token j gets, a mean over the heads."""
-        return unpack(self._layer(layer)["weights"])
-
-    def evicted_at(self, run: int = 0) -> Ints:
-        """[L, N]: the row from which a token is gone, N if it stays; of heads that evict alone, the last to let go."""
-        if not 0 <= run < len(self.runs):
-            raise SelattnError(
-                f"this trace has {len(self.runs)} runs with budgets: trace it with runs=[(policy, budgets)]"
-            )
-        return unpack_steps(self.runs[run]["evicted_at"], self.layers, self.size)
-
-    def kept(self, layer: int, run: int = 0) -> NDArray[np.bool_]:
-        """[N, N]: whether token j is in the cache of the layer when row i attends."""
-        rows = np.arange(self.size)
-        return (rows[None, :] <= rows[:, None]) & (rows[:, None] < self.evicted_at(run)[layer][None, :])
-
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in a record."""
-        return {"trace": {name: getattr(self, name) for name in self.__dataclass_fields__}}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Trace:
-        """The trace that a record holds; refuses one that is not whole."""
-        try:
-            found = cls(**record["trace"])
-            sizes = {part["size"] for layer in found.packed for part in layer.values() if part is not None}
-            if len(found.packed) != found.layers or sizes != {found.size} or len(found.ids) != found.size:
-                raise ValueError
-            for run in range(len(found.runs)):
-                found.evicted_at(run)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise SelattnError(
-                "this is no whole record of a trace: make it with 'selattn plot ... --record FILE'"
-            ) from None
-        return found
-
-    def save(self, path: str | Path) -> Path:
-        """Write it as a record; returns the path."""
-        return write_record(path, self.to_json(), None)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Trace:
-        """The trace that `save` wrote."""
-        return cls.from_json(read_record(path))
-
-    def _layer(self, layer: int) -> dict[str, Any]:
-        if not 0 <= layer < self.layers:
-            raise SelattnError(f"there is no layer {layer}: the model has layers 0 to {self.layers - 1}")
-        return self.packed[layer]
+def read(loaded: Loaded, text: str) -> Words:
+    """The ids of a text in the model's tokenizer, the first of them <BOS>."""
+    if not isinstance(text, str):
+        raise SelattnError(f"the text must be a str, not {text!r:.80}: of a file, what read_text() gives")
+    if not text.strip():
+        raise SelattnError("the text is empty: give at least one word")
+    return Words(*loaded.tokenizer.split(text))
 
 
 def trace(
@@ -227,3 +162,70 @@ def watched(model: LanguageModel) -> WatchedModel:
     if not isinstance(model, WatchedModel):
         raise SelattnError(f"no picture can be made of a {type(model).__name__}: it has no watch() and evictions()")
     return model
+
+
+def mean_f(
+    model: str | Path,
+    text: Text,
+    rows: int = 100,
+    *,
+    limit: int | None = None,
+    step: float = STEP,
+    progress: Progress | None = None,
+) -> MeanF:
+    """The mean of F over so many documents of a text that are at least as long as the context.
+
+    Args:
+        model: a folder, a run's folder, or zoo:NAME.
+        text: where documents are read from.
+        rows: how many; an error if there are fewer.
+        limit: tokens of a row, the model's context size by default.
+        step: the mean is rounded to multiples of this.
+        progress: is told of every row; None shows nothing.
+    """
+    loaded = load(model)
+    size = min(limit or loaded.description.context, loaded.description.context)
+    found = []
+    for row in text.rows(loaded.tokenizer, size).take():
+        if "attention_mask" not in row or bool(row["attention_mask"].all()):
+            found.append(row["input_ids"])
+        if len(found) == rows:
+            break
+    if rows < 1 or len(found) < rows:
+        raise SelattnError(
+            f"{text.source} has {len(found)} documents of {size} tokens, and {rows} were asked for: give more text, "
+            "fewer --rows, or fewer --tokens"
+        )
+    packed = average(watched(loaded.model), found, step, progress)
+    return MeanF(str(model), text.source, rows, size, packed, _run_of(loaded.folder))
+
+
+def _run_of(folder: Path) -> dict[str, Any] | None:
+    """What the record of the training beside a model says of its settings, if there is one."""
+    if not (folder / TRAINING).is_file():
+        return None
+    found = read_record(folder / TRAINING).get("run")
+    return found if isinstance(found, dict) else None
+
+
+def average(
+    model: WatchedModel,
+    rows: Sequence[Tensor],
+    step: float = STEP,
+    progress: Progress | None = None,
+) -> list[dict[str, Any] | None]:
+    """The mean of F of each layer over rows [N] of token ids, packed."""
+    progress = progress or Progress()
+    progress.begin(len(rows), "F of texts")
+    sums: list[Any] = [None] * model.description.layers
+    count = 0
+    with torch.no_grad():
+        for row in rows:
+            for number, view in enumerate(model.watch(row[None].to(model.device), weights=False)):
+                F = smallest_f(view.f)
+                if F is not None:
+                    sums[number] = F.astype(np.float64) if sums[number] is None else sums[number] + F
+            count += 1
+            progress.advance()
+    progress.end()
+    return [None if total is None else pack_rising(total / count, step) for total in sums]

@@ -1,7 +1,8 @@
-"""Figures of losses: against the size of the cache, over training, and against the size of the model."""
+"""Figures of losses: against the size of the cache, over training, against the size of the model, along a search."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +14,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullLocator, StrMethodFormatter
 
 from selattn.errors import SelattnError
-from selattn.views.figure import COLORS, MARKERS
-from selattn.views.plot.style import heading, new_figure, styled
-from selattn.views.tradeoff import panels_of_tradeoff
-from selattn.views.words import attention_kind
+from selattn.utils.typed import to_json
+from selattn.views.plot.style import COLORS, MARKERS, heading, new_figure, plain_powers, shades, styled
 
 Record = Mapping[str, Any]
 
@@ -68,14 +67,51 @@ _AGAINST = {
 
 
 @styled
-def tradeoff(record: Record) -> Figure:
-    """Log-perplexity against KV size, from a record of `selattn eval --curve`; smaller caches to the right."""
+def tradeoff(record: Any) -> Figure:
+    """Log-perplexity against KV size, from a record of `selattn eval --curve`; a panel for each text.
+
+    Smaller caches are to the right. Of several seeds the lines are means, and a band reaches from the smallest to the
+    largest.
+    """
+    record = to_json(record)
     if "curves" not in record or "texts" not in record:
         raise SelattnError("a trade-off is drawn from a record of 'selattn eval --curve'")
-    texts = len(record["texts"])
-    figure = new_figure(max(6.4, 4.8 * texts), 4.8)
-    panels_of_tradeoff(figure, record)
+    texts, context = list(record["texts"]), record["context"]
+    figure = new_figure(max(6.4, 4.8 * len(texts)), 4.8)
+    panels = figure.subplots(1, len(texts), squeeze=False)[0]
+    for text, axes in zip(texts, panels, strict=True):
+        for number, curve in enumerate(record["curves"]):
+            _draw_curve(axes, curve, text, COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)])
+        if record["baseline"] is not None:
+            base = record["baseline"]
+            axes.axhline(base["loss"][text], color="0.4", linestyle=":", label=f"{base['name']}, whole cache")
+        axes.set_xscale("log", base=2)
+        axes.invert_xaxis()
+        plain_powers(axes.xaxis)
+        axes.set_xlabel("KV size: tokens that a layer holds (mean)")
+        axes.set_title(text, loc="left", fontsize=9)
+        above = axes.secondary_xaxis("top")
+        above.set_xlabel("memory factor")
+        plain_powers(above.xaxis, "{:.3g}", lambda size: context / size)
+    panels[0].set_ylabel("log-perplexity, nats per token")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     return figure
+
+
+def _draw_curve(axes: Any, curve: Mapping[str, Any], text: str, color: str, marker: str) -> None:
+    points = sorted(curve["points"], key=lambda point: -point["kv_size"])
+    sizes = [point["kv_size"] for point in points]
+    losses = [point["loss"][text] for point in points]
+    alone = len(points) == 1
+    style = {"color": color, "marker": marker, "markersize": 7 if alone else 4, "linewidth": 1.3}
+    axes.plot(sizes, losses, linestyle="none" if alone else "-", label=curve["name"], **style)
+    if "losses" in points[0]:
+        ends = [(min(point["losses"][text]), max(point["losses"][text])) for point in points]
+        if alone:
+            axes.plot(sizes * 2, ends[0], color=color, linewidth=1.3)
+        else:
+            axes.fill_between(sizes, *zip(*ends, strict=True), color=color, alpha=0.13, linewidth=0)
 
 
 @styled
@@ -102,13 +138,9 @@ def curves(*records: Record, name: str = "validation", title: str | None = None)
         if len(seeds) > 1:
             low, high = [min(each) for each in losses], [max(each) for each in losses]
             axes.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.set_xlabel("step")
     axes.set_ylabel(f"{name.replace('_', ' ')} loss, nats per token")
-    axes.set_title(title or "", loc="left", fontsize=9, weight="bold")
+    _over_steps(axes, title)
     axes.legend(frameon=False)
-    axes.grid(axis="y", color="0.9", linewidth=0.6)
-    axes.set_axisbelow(True)
     return figure
 
 
@@ -234,3 +266,99 @@ def _width(run: Record) -> int:
 
 def _attention(run: Record) -> str:
     return attention_kind(_model(run))
+
+
+def attention_kind(model: Mapping[str, Any]) -> str:
+    """What kind of attention a model has, from the settings of its training: selective, memory loss."""
+    kind = " + ".join(dict.fromkeys(str(kind) for kind in model.get("attention", ["selective"])))
+    return f"{kind}, memory loss" if model.get("memory_epsilon") else kind
+
+
+@styled
+def losses_of_log(log: Sequence[Record], title: str | None = None) -> Figure:
+    """The loss over the steps: of the training batches, and of each set that is held out."""
+    trained = [(record["step"], record["loss"]) for record in log if "loss" in record]
+    sets: dict[str, list[tuple[int, float]]] = {}
+    for record in log:
+        for name, found in record.get("evaluation", {}).items():
+            sets.setdefault(name, []).append((record["step"], found["loss"]))
+    if not trained and not sets:
+        raise SelattnError("this log has no losses yet: let the run take some steps")
+    figure = new_figure(6.4, 3.6)
+    axes = figure.subplots()
+    if trained:
+        axes.plot(*zip(*trained, strict=True), color="0.6", linewidth=0.9, label="training")
+    for number, (name, points) in enumerate(sets.items()):
+        style: dict[str, Any] = {"color": COLORS[number], "marker": MARKERS[number], "markersize": 4, "linewidth": 1.3}
+        axes.plot(*zip(*points, strict=True), label=name.replace("_", " "), **style)
+    axes.set_ylabel("loss, nats per token")
+    _over_steps(axes, title)
+    axes.legend(frameon=False)
+    return figure
+
+
+@styled
+def kept_by_layer(log: Sequence[Record], title: str | None = None) -> Figure:
+    """The share of a sequence that each layer keeps, over the steps; 1 is all of it, as in standard attention."""
+    found = [(record["step"], record["kept"]) for record in log if record.get("kept")]
+    if not found:
+        raise SelattnError("this log does not say what layers keep: no layer of the model selects")
+    figure = new_figure(6.4, 3.2)
+    axes = figure.subplots()
+    layers = [layer for layer, share in enumerate(found[0][1]) if share is not None]
+    for layer, shade in zip(layers, shades(len(layers)), strict=True):
+        points = [(step, kept[layer]) for step, kept in found]
+        axes.plot(*zip(*points, strict=True), color=shade, linewidth=1.3, label=str(layer))
+    axes.set_ylim(0, 1.02)
+    axes.set_ylabel("kept, share of the sequence")
+    _over_steps(axes, title)
+    figure.legend(loc="outside right upper", title="layer", frameon=False, ncols=-(-len(layers) // 14), fontsize=8)
+    return figure
+
+
+@styled
+def search(record: Any, title: str | None = None) -> Figure:
+    """Loss against the memory factor, and below it K of each layer, from a record of `selattn prune`."""
+    found = to_json(record)
+    what = title or f"{found['model']}, {found['policy']}"
+    return path_of_search(found["path"], found["path"][found["iteration"]], found["search_limit"], what)
+
+
+@styled
+def path_of_search(path: Sequence[Any], best: Any, limit: float | None = None, title: str = "") -> Figure:
+    """The same of the iterations themselves: `best` is the one that was chosen, `limit` the largest loss allowed."""
+    steps: list[Record] = to_json(list(path))
+    best = to_json(best)
+    figure = new_figure(7.0, 5.2)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    factors = [step["factor"] for step in steps]
+    top.plot(factors, [step["loss"] for step in steps], color=COLORS[0])
+    top.plot([best["factor"]], [best["loss"]], "o", color=COLORS[1], label=f"chosen: {best['factor']:.1f} times less")
+    if limit is not None and limit < math.inf:
+        top.axhline(limit, color="0.4", linestyle=":", label=f"threshold {limit:.4f}")
+    top.set_ylabel("loss on the search set, nats per token")
+    top.legend(frameon=False)
+    top.set_title(title, loc="left", fontsize=9, weight="bold")
+    layers = len(best["budgets"])
+    for layer, shade in enumerate(shades(layers)):
+        budgets = [step["budgets"][layer] for step in steps]
+        bottom.step(factors, budgets, where="post", color=shade, linewidth=1.3, label=str(layer))
+    bottom.axvline(best["factor"], color=COLORS[1], linewidth=0.8, linestyle="--")
+    bottom.set_ylabel("K of each layer")
+    bottom.set_xlabel("memory factor: layers · N / sum of K")
+    bottom.set_xscale("log", base=2)
+    bottom.set_yscale("log", base=2)
+    plain_powers(bottom.xaxis)
+    plain_powers(bottom.yaxis)
+    columns = math.ceil(layers / 16)
+    handles, labels = bottom.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right lower", title="layer", ncols=columns, fontsize=7, frameon=False)
+    return figure
+
+
+def _over_steps(axes: Any, title: str | None) -> None:
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_xlabel("step")
+    axes.set_title(title or "", loc="left", fontsize=9, weight="bold")
+    axes.grid(axis="y", color="0.9", linewidth=0.6)
+    axes.set_axisbelow(True)

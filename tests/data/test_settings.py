@@ -6,7 +6,7 @@ import json
 import pytest
 
 from selattn.data import Reading, documents
-from selattn.evaluation.sources import READING, settings_of
+from selattn.data.text import settings_of
 
 CHANGED = {"column": "body", "separator": "line", "validation": 0.9}
 
@@ -34,11 +34,11 @@ def test_the_others_change_nothing(sources, name):
     def read(**changes):
         return list(documents(sources / name, "validation", Reading(**{"validation": 0.5, **changes})))
 
-    matter = {setting for setting in READING if read(**{setting: CHANGED[setting]}) != read()}
+    matter = {setting for setting in CHANGED if read(**{setting: CHANGED[setting]}) != read()}
     assert settings_of(str(sources / name)) == matter
 
 
 def test_sources_that_are_no_files(sources):
     assert settings_of("c4") == settings_of("hub:a/b") == {"column"}
     assert settings_of("embedded") == {"validation"}
-    assert settings_of(str(sources / "nowhere.txt")) == set(READING)
+    assert settings_of(str(sources / "nowhere.txt")) == set(CHANGED)
