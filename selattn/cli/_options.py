@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 
 LARGEST = 2**63 - 1  # as torch and itertools count
 LARGEST_SEED = 2**32 - 1  # of numpy's generators
@@ -93,6 +93,8 @@ def check_files(args: argparse.Namespace, options: Iterable[str]) -> None:
     """Whether these files can be written, each another one: before long work rather than after it."""
     from selattn.utils.records import check_output
 
+    if getattr(args, "html", None) or getattr(args, "figure", None):
+        require("matplotlib")
     seen: dict[Path, str] = {}
     for option in options:
         file: Path | None = getattr(args, option)

@@ -19,7 +19,7 @@ from selattn.conversion.config import ConversionRun, conversion_run
 from selattn.conversion.record import AFTER, CONTROL, ORIGINAL, PRUNED, RECORD, UNTRAINED, Budgeted, ConversionRecord
 from selattn.conversion.student import check_teacher, make_student, original_of
 from selattn.conversion.trainer import Converter
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.evaluation.batches import Batch, make_batches
 from selattn.evaluation.losses import count_tokens, log_perplexity
 from selattn.evaluation.text import Text, TextRows
@@ -95,6 +95,7 @@ def convert(
         display: makes what is shown of a training, from its title.
         searching: is told of each iteration of the search.
     """
+    require("accelerate", "tensorboard")
     original, folder = _named(model), Path(out)
     run = _run(original, data, settings)
     until, evicts = _until(prune, original), _policy(policy, searched=prune is not None)

@@ -15,7 +15,7 @@ import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from selattn.errors import FULL, CannotWriteError, SelattnError
+from selattn.errors import FULL, CannotWriteError, SelattnError, require
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.arguments import check_schedule, training_arguments
@@ -83,6 +83,7 @@ def train(
         display: what is shown; None shows nothing.
         maker: how data and model come about, and what trains them; None is the run's own.
     """
+    require("accelerate", "tensorboard")
     run = override(find_run(run) if isinstance(run, str) else run, settings)
     maker = maker or run.maker()
     folder = Path(folder)

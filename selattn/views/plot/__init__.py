@@ -11,10 +11,13 @@ From other records: tradeoff (`selattn eval --curve`), curves and scaling (train
 prune`).
 """
 
-from selattn.views.plot.losses import curves, scaling, tradeoff
-from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability
-from selattn.views.plot.search import search
-from selattn.views.plot.text import tokens, words
+from selattn.errors import require
+
+require("matplotlib")
+from selattn.views.plot.losses import curves, scaling, tradeoff  # noqa: E402
+from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability  # noqa: E402
+from selattn.views.plot.search import search  # noqa: E402
+from selattn.views.plot.text import tokens, words  # noqa: E402
 
 __all__ = [
     "attention",
