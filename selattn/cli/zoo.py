@@ -1,4 +1,4 @@
-"""`selattn zoo`: the small trained models that come with selattn. Any command takes one as `zoo:NAME`."""
+"""`selattn zoo`: the small trained models of the checkout, or of $SELATTN_ZOO. Any command takes one as `zoo:NAME`."""
 
 import argparse
 from pathlib import Path
@@ -28,12 +28,12 @@ def list_models(console: "Console") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from selattn.models.zoo import PREFIX, zoo_folder, zoo_models
+    from selattn.errors import SelattnError
+    from selattn.models.zoo import PREFIX, no_models, zoo_models
 
     models = zoo_models()
     if not models:
-        console.print(f"There are no models in {zoo_folder()}.")
-        return
+        raise SelattnError(no_models())
     table = Table(title="zoo", title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("model", no_wrap=True)
     table.add_column("trained on", no_wrap=True, max_width=13)
