@@ -298,7 +298,7 @@ def test_wrong_call_of_the_baseline(wrong):
         ({"scale": -1.0}, "the scale must be above 0"),
         ({"return_aux": AuxRequest(weights=True)}, "does not give its weights; use reference, or auto"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )
 def test_refused_by_sdpa(options, said):
     call = {"query": Q, "key": K[:, :, :N], "value": V[:, :, :N], "backend": "sdpa"} | options
