@@ -1,4 +1,4 @@
-"""What is installed: one version everywhere, a whole sdist, a wheel of the package alone, and why a library is missing."""
+"""What is installed: one version everywhere, a whole sdist, a wheel of the package alone, and why one is missing."""
 
 import os
 import re
