@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.utils.files import write_bytes
 
 # Okabe and Ito's colours, which those who do not see red or green can tell apart; grey for the yellow, which is faint.
@@ -27,6 +27,7 @@ STYLE: Any = {
 
 def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.0, height: float = 4.2) -> Path:
     """Let `draw` draw on a new figure and save it; the format is what the name ends with."""
+    require("matplotlib")
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -42,6 +43,7 @@ def save_figure(path: str | Path, draw: Callable[[Any], None], width: float = 7.
 
 def check_format(path: str | Path) -> None:
     """Whether a figure can be written under this name: before long work rather than after it."""
+    require("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if Path(path).suffix.lstrip(".") not in FigureCanvasAgg.get_supported_filetypes():
