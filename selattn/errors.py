@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
+
+# Packages that only some of the library needs, by the name they are imported under, and the extra that installs them.
+EXTRAS = {
+    **dict.fromkeys(("accelerate", "datasets", "peft", "sentencepiece", "tensorboard"), "train"),
+    "matplotlib": "view",
+    "lm_eval": "eval",
+    "triton": "gpu",
+    "gguf": "gguf",
+}
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a disk, of a user's share of it, of one file
 
@@ -17,6 +27,24 @@ class SelattnError(ValueError):
 
 class UnknownSourceError(SelattnError):
     """A text is neither a known name nor a file or folder."""
+
+
+class MissingExtraError(SelattnError, ImportError):
+    """A package of an extra is not installed."""
+
+
+def missing(package: str) -> str | None:
+    """The line that says which extra installs a package; None if it is installed. Nothing is imported."""
+    if importlib.util.find_spec(package) is not None:
+        return None
+    return f"{package.replace('_', '-')} is not installed: pip install 'selattn[{EXTRAS[package]}]'"
+
+
+def require(*packages: str) -> None:
+    """Refuse to proceed without these packages; stands before their import."""
+    for package in packages:
+        if (line := missing(package)) is not None:
+            raise MissingExtraError(line)
 
 
 class CannotWriteError(SelattnError):

@@ -1,4 +1,4 @@
-"""What is installed: one version everywhere, a whole sdist, a wheel with the zoo, and why the library is missing."""
+"""What is installed: one version everywhere, a whole sdist, a wheel of the package alone, and why one is missing."""
 
 import os
 import re
@@ -9,15 +9,14 @@ import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from packaging.version import Version
 
 import selattn
+from selattn.errors import EXTRAS
 from selattn.utils import native
 from tools.install import FOLDERS, copy_source
 
@@ -61,12 +60,24 @@ def test_help_of_make_lists_every_command():
 
 
 def test_the_tests_run_with_versions_that_an_installation_admits():
-    """And no newer torch than the one here is admitted: it would bring gigabytes, and nobody has tried it."""
+    """The package admits any newer torch; the Makefile's installations do not, since those may bring gigabytes."""
     wanted = [Requirement(text) for text in PYPROJECT["project"]["dependencies"]]
     assert [str(each) for each in wanted if not each.specifier.contains(metadata.version(each.name))] == []
     (torch,) = (each for each in wanted if each.name == "torch")
-    here = Version(metadata.version("torch"))
-    assert not torch.specifier.contains(f"{here.major}.{here.minor + 1}.0")
+    assert str(torch.specifier) == ">=2.9"
+    pinned = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1] != "#"]
+    assert "torch" in [each.name for each in pinned]
+    assert [str(each) for each in pinned if not each.specifier.contains(metadata.version(each.name))] == []
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.findall(r"pip install.*", makefile) == ["pip install --quiet -c constraints.txt"]
+
+
+def test_every_extra_has_the_packages_that_a_message_says_it_has():
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    held = {name: {Requirement(text).name.replace("-", "_") for text in texts} for name, texts in extras.items()}
+    assert [package for package, extra in EXTRAS.items() if package not in held[extra]] == []
+    (everything,) = (Requirement(text) for text in extras["all"])
+    assert everything.extras == set(extras) - {"all", "test"}
 
 
 def test_no_folder_of_the_project_is_forgotten():
@@ -79,13 +90,13 @@ def test_no_folder_of_the_project_is_forgotten():
         assert {name for name in folders if not name.startswith(".")} == set(FOLDERS)
 
 
-def test_an_sdist_is_whole_and_a_wheel_from_it_has_the_zoo(tmp_path):
+def test_an_sdist_is_whole_and_a_wheel_from_it_has_the_package_alone(tmp_path):
     """No compiler here, so that it is quick; `make test-install` has one."""
     source = copy_source(tmp_path / "source")
     for path in source.glob("zoo/*/model.safetensors"):
         path.write_bytes(b"short, for speed")
     everything = files(source, ".")
-    leftovers = {f"selattn/_native{EXTENSION_SUFFIXES[0]}", f"selattn/{native.REASON}", "csrc/x.so", "tests/x.pyc"}
+    leftovers = {f"selattn/{native.NAME}", f"selattn/{native.REASON}", "csrc/x.so", "tests/x.pyc"}
     for name in leftovers:  # of an editable installation
         (source / name).write_text("left over")
     build(source, "-c", BUILD.format("sdist"), str(tmp_path))
@@ -99,12 +110,12 @@ def test_an_sdist_is_whole_and_a_wheel_from_it_has_the_zoo(tmp_path):
 
     said = build(unpacked, "-c", BUILD.format("wheel"), str(tmp_path), PATH=os.devnull)
     (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"selattn-{selattn.__version__}-py3-none-")
     with zipfile.ZipFile(wheel) as archive:
-        inside = {name for name in archive.namelist() if name.startswith("selattn/")}
+        inside = {name for name in archive.namelist() if not name.startswith("selattn-")}
         reason = archive.read(f"selattn/{native.REASON}").decode()
     code = files(source, "selattn") - leftovers
-    zoo = {f"selattn/{name}" for name in files(source, "zoo")}
-    assert inside == code | zoo | {f"selattn/{native.REASON}"}
+    assert inside == code | {f"selattn/{native.REASON}"}
     assert "selattn/py.typed" in inside
     assert re.match(r"\S+ was not found; install a C\+\+ compiler .*\n$", reason)
     assert f"selattn._native was not built: {reason}" in said
@@ -112,12 +123,12 @@ def test_an_sdist_is_whole_and_a_wheel_from_it_has_the_zoo(tmp_path):
 
 @pytest.fixture
 def small_source(tmp_path):
-    """As much of the project as a build reads, with one model and a library of one line."""
+    """As much of the project as a build reads, with a library of one line."""
     source = tmp_path / "source"
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, source)
-    for name in ("selattn/__init__.py", "zoo/one/config.json", "zoo/two.part/config.json", "csrc/native.cpp"):
+    for name in ("selattn/__init__.py", "csrc/native.cpp"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).touch()
     return source
@@ -150,7 +161,7 @@ def test_a_failed_build_says_why(small_source, failure):
 @pytest.mark.parametrize("where", ["selattn", "built/selattn"])
 def test_a_failed_build_leaves_no_old_library_and_the_next_one_no_old_reason(small_source, where):
     command = ["setup.py", "build_ext", *(["--inplace"] if where == "selattn" else ["--build-lib", "built"])]
-    library, left = small_source / where / f"_native{EXTENSION_SUFFIXES[0]}", small_source / where / native.REASON
+    library, left = small_source / where / native.NAME, small_source / where / native.REASON
     library.parent.mkdir(parents=True, exist_ok=True)
     library.write_text("of an earlier version")
     os.utime(library, (0, 0))
@@ -169,7 +180,7 @@ def test_a_changed_header_is_compiled_again(small_source):
     (small_source / "csrc/native.cpp").write_text('#include "cache/one.h"\n')
     command = ["setup.py", "build_ext", "--build-lib", "built"]
     build(small_source, *command)
-    library = small_source / f"built/selattn/_native{EXTENSION_SUFFIXES[0]}"
+    library = small_source / "built/selattn" / native.NAME
     before = library.stat().st_mtime_ns
     build(small_source, *command)
     assert library.stat().st_mtime_ns == before
@@ -180,19 +191,8 @@ def test_a_changed_header_is_compiled_again(small_source):
 
 def test_nothing_of_an_earlier_build_is_shipped(small_source):
     command = ["setup.py", "build_py", "--build-lib", "built"]
-    for name in ("built/selattn/removed.py", "built/selattn/zoo/removed/config.json"):
-        (small_source / name).parent.mkdir(parents=True, exist_ok=True)
-        (small_source / name).touch()
+    removed = small_source / "built/selattn/removed.py"
+    removed.parent.mkdir(parents=True)
+    removed.touch()
     build(small_source, *command)
-    assert files(small_source, "built") == {"built/selattn/__init__.py", "built/selattn/zoo/one/config.json"}
-
-
-def test_a_source_without_its_models_is_refused(small_source):
-    shutil.rmtree(small_source / "zoo")
-    done = subprocess.run(
-        [sys.executable, "setup.py", "build_py"], cwd=small_source, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == (
-        "error: the models of zoo/ are missing: build from a whole repository, or from an sdist"
-    )
+    assert files(small_source, "built") == {"built/selattn/__init__.py"}

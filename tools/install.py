@@ -5,8 +5,9 @@
     python -m tools.install --share SITE-PACKAGES     # torch and the like come from that folder: quicker
 
 The ways are `wheel` (pip wheel of the source), `sdist` (an sdist, and a wheel from it) and `editable`. In each of the
-environments `selattn info`, an answer and a pruned generation with models of the zoo have to work;
-`info` has to say whether the compiled library is there and, if not, why. Without a compiler means that PATH has none.
+environments `selattn info`, an answer and a pruned generation with models of the zoo have to work, without any extra;
+an installed wheel has to say where the zoo is to be had. `info` has to say whether the compiled library is there and,
+if not, why. Without a compiler means that PATH has none.
 """
 
 import argparse
@@ -22,8 +23,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("benchmarks", "csrc", "docs", "examples", "lab", "results", "selattn", "tests", "tools", "zoo")
-FILES = ("*.md", "*.toml", "*.cff", "*.in", "*.py", "LICENSE", "Makefile", ".clang-format")  # at the root
+FILES = (
+    "*.md",
+    "*.toml",
+    "*.cff",
+    "*.in",
+    "*.py",
+    "*.txt",
+    "LICENSE",
+    "Makefile",
+    ".clang-format",
+)  # at the root
 BUILT = ("__pycache__", "*.so", "_native_missing.txt", "*.part", "*.parts.jsonl", "*.egg-info")
+NO_ZOO = "selattn: error: selattn is installed without the zoo: take the folder zoo/ from"
 WAYS = ("wheel", "sdist", "editable")
 COMPILERS = ("with", "without")
 PLACES = """
@@ -86,12 +98,18 @@ class Environment:
 
     def install(self, *what):
         self.run(
-            "pip", "install", "--quiet", "--disable-pip-version-check", *(["--no-deps"] if self.share else []), *what
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            *(["--no-deps"] if self.share else []),
+            *("-c", ROOT / "constraints.txt"),
+            *what,
         )
 
 
 def install(way, environment, folder):
-    """Install from a copy of the source; the folder in which the package then has to be, and its zoo."""
+    """Install from a copy of the source; the folder in which the package then has to be, and its zoo, if any."""
     source = copy_source(folder / "source")
     if way == "editable":
         environment.install("--editable", source)
@@ -107,17 +125,25 @@ def install(way, environment, folder):
     print(f"    {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB")
     shutil.rmtree(folder / "source", ignore_errors=True)
     environment.install(wheel)
-    return environment.site / "selattn", environment.site / "selattn" / "zoo"
+    return environment.site / "selattn", None
 
 
 def check(environment, compiler, package, zoo):
     """Try it; Failed if something is not as it should be."""
     found = environment.run("python", "-c", PLACES)[0].splitlines()
-    models = " ".join(sorted(path.name for path in (ROOT / "zoo").iterdir()))
+    models = " ".join(sorted(path.name for path in (ROOT / "zoo").iterdir())) if zoo else ""
     expect(
         found == [str(package), str(zoo), models],
         f"package, zoo and models are {found}, not {package}, {zoo}, {models}",
     )
+    if zoo is None:
+        try:
+            environment.run("selattn", "generate", "zoo:memory", "--prompt", "The")
+        except Failed as error:
+            expect(NO_ZOO in str(error) and "ended with 2" in str(error), f"without a zoo: {error}")
+        else:
+            raise Failed("a model of the zoo was found where there is none")
+        environment.variables["SELATTN_ZOO"] = str(ROOT / "zoo")
 
     info = json.loads(environment.run("selattn", "info", "--json")[0])
     missing = info["compiled library"]["attention, decoding"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.utils.records import check_output
 
 if TYPE_CHECKING:
@@ -148,6 +148,8 @@ def add_html(parser: argparse.ArgumentParser) -> None:
 def check_files(args: argparse.Namespace, options: Iterable[str]) -> None:
     """Whether these files can be written, each another one: before long work rather than after it."""
 
+    if getattr(args, "html", None) or getattr(args, "figure", None):
+        require("matplotlib")
     seen: dict[Path, str] = {}
     for option in options:
         file: Path | None = getattr(args, option)

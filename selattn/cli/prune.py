@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
 from selattn.cli._options import SOURCES, add_text_options, check_reading, text_of
+from selattn.errors import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from selattn.views.plot.curves import path_of_search
     from selattn.views.plot.style import write_figure
 
+    require("matplotlib")  # it always draws the search
     _options.check_files(args, ["record", "html"])
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
     same = ("rows", "report_rows", "step", "floor", "lazy", "policy", "context", "batch", "record", "save_model")

@@ -1,4 +1,4 @@
-"""`selattn zoo`: the small trained models that come with selattn. Any command takes one as `zoo:NAME`."""
+"""`selattn zoo`: the small trained models of the checkout, or of $SELATTN_ZOO. Any command takes one as `zoo:NAME`."""
 
 import argparse
 from pathlib import Path
@@ -25,13 +25,13 @@ def run(args: argparse.Namespace) -> int:
 
 def list_models(console: "Console") -> None:
     """The table of those that are there."""
-    from selattn.models.zoo import PREFIX, zoo_folder, zoo_models
+    from selattn.errors import SelattnError
+    from selattn.models.zoo import PREFIX, no_models, zoo_models
     from selattn.utils.tables import Table
 
     models = zoo_models()
     if not models:
-        console.print(f"There are no models in {zoo_folder()}.")
-        return
+        raise SelattnError(no_models())
     rows = [(PREFIX + name, *facts(folder)) for name, folder in models.items()]
     console.print(Table(("model", "trained on", "N", "tokens", "score", "MB"), rows, "zoo", left=[1], whole=[0]).rich())
     console.print("[dim]N: context; score: validation loss per token, or the share of right answers[/]")

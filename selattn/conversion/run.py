@@ -19,7 +19,7 @@ from selattn.cache import make_policy
 from selattn.conversion.config import ConversionRun, conversion_run
 from selattn.conversion.student import check_teacher, make_student, original_of
 from selattn.conversion.trainer import Converter
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.evaluation.losses import Batch, count_tokens, log_perplexity, make_batches
 from selattn.evaluation.text import Text, TextRows
 from selattn.models.loading import Loaded, load
@@ -149,6 +149,7 @@ def convert(
         overwrite: delete what is in the folder and begin anew.
         progress: is told how trainings and search proceed; None shows nothing.
     """
+    require("accelerate", "tensorboard")
     original, folder = _named(model), Path(out)
     run = _run(original, data, settings or {})
     until, evicts = _until(prune, original), _policy(policy, searched=prune is not None)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from selattn.conversion.config import ConversionRun
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.models import NewForm, SelectiveForCausalLM, make_selective, make_standard
 from selattn.models.form import SelectingForm
 from selattn.models.loading import Loaded, load
@@ -105,10 +105,9 @@ def is_form(name: str) -> bool:
 
 def add_adapters(model: nn.Module, rank: int, alpha: float) -> None:
     """LoRA in every matrix but those of the new form and of the output; only adapters and new form are trained."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise SelattnError("conversion.lora needs the package peft: pip install peft") from None
+    require("peft")
+    from peft import LoraConfig, inject_adapter_in_model
+
     names = [name for name, module in model.named_modules() if _takes_adapter(model, name, module)]
     inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names), model)  # type: ignore[arg-type]
     for name, parameter in model.named_parameters():

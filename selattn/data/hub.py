@@ -12,7 +12,7 @@ from urllib.request import getproxies
 from huggingface_hub import constants
 
 from selattn.data.files import join_articles, text_of
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, require, shortened
 
 _T = TypeVar("_T")
 
@@ -69,6 +69,7 @@ def read_hub(source: HubSource, split: str, column: str) -> Iterator[str]:
 
 
 def _load(source: HubSource, split: str) -> Iterable[dict[str, Any]]:
+    require("datasets")
     import datasets
 
     if _offline():  # else it would try for half a minute, and say so each time; what is in its cache is read

@@ -13,9 +13,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from sentencepiece import sentencepiece_model_pb2 as proto
-
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 
 _NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 _BPE = 2
@@ -24,6 +22,9 @@ _SPECIAL = ("<unk>", "<s>", "</s>")
 
 def sentencepiece_from_llama2c(path: str | Path) -> bytes:
     """The model file, for `selattn.data.sentencepiece`: <BOS> and <EOS> are <s>, padding is </s>."""
+    require("sentencepiece")
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
     path = Path(path)
     model: Any = proto.ModelProto()  # type: ignore[attr-defined]  # the class is made at run time
     for number, (piece, score) in enumerate(_read(path)):

@@ -11,12 +11,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import sentencepiece
-from sentencepiece import sentencepiece_model_pb2 as proto
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from selattn.data.selective_tokenizer import SelectiveTokenizer
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 
 _UNIGRAM, _BPE = 1, 2
 _UNKNOWN, _CONTROL, _BYTE = 2, 3, 6  # types of pieces that SentencePiece does not look for in a text
@@ -33,6 +31,10 @@ def from_sentencepiece(file: bytes, name: str) -> SelectiveTokenizer:
         file: what the model file holds.
         name: of the file, for messages.
     """
+    require("sentencepiece")
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
     pieces = sentencepiece.SentencePieceProcessor()
     try:
         pieces.LoadFromSerializedProto(file)

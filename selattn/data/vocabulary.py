@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
-
 from selattn.data import pieces
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 
 _LONGEST_LINE = 4000  # characters; SentencePiece leaves out lines longer than its limit of 16,384 bytes
 # Every text comes back as it was: no normalisation, all blanks kept, and bytes for characters without a piece.
@@ -39,6 +37,9 @@ def train_vocabulary(documents: Iterable[str], vocab_size: int = 8000, character
 
     It has <pad> 0, </s> 1, <unk> 2 and <s> 3, then 256 bytes, then the pieces; `vocab_size` is the sum.
     """
+    require("sentencepiece")
+    import sentencepiece
+
     least = 3 + 1 + 256
     if vocab_size <= least:
         raise SelattnError(f"a vocabulary needs more than {least} tokens (special ones and bytes), not {vocab_size}")

@@ -6,7 +6,6 @@ right and gives no mask; what comes after a token does not change what it sees, 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import re
@@ -17,7 +16,7 @@ from typing import Any
 
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.data.files import read_objects
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.evaluation.results import TaskResult
 from selattn.models.seam import LanguageModel
 from selattn.utils.files import cache_folder
@@ -50,8 +49,7 @@ def check_tasks(names: Sequence[str]) -> list[str]:
     for name in names:
         if name not in (*TASKS, "all"):
             raise SelattnError(f"unknown task {name!r}; {advice(name, ['all', *TASKS])}")
-    if importlib.util.find_spec("lm_eval") is None:
-        raise SelattnError("multiple-choice tasks need lm-eval: pip install 'selattn[eval]'")
+    require("lm_eval")
     return list(TASKS) if "all" in names else list(dict.fromkeys(names))
 
 

@@ -1,8 +1,8 @@
-"""The zoo: models that come with the package, called `zoo:NAME`, also in `from_pretrained`.
+"""The zoo: small trained models beside the package, called `zoo:NAME`, also in `from_pretrained`.
 
-The zoo is the folder that $SELATTN_ZOO names; else the one inside an installed package, or the repository's `zoo/` if
-selattn runs from there. Each model of it is a folder with safetensors in bf16, `config.json`, the record of its
-training, and its tokenizer if it reads text.
+The zoo is the folder that $SELATTN_ZOO names, else `zoo/` of the checkout that selattn runs from. A wheel has no zoo.
+Each model of it is a folder with safetensors in bf16, `config.json`, the record of its training, and its tokenizer if
+it reads text.
 """
 
 from __future__ import annotations
@@ -15,20 +15,27 @@ from selattn.errors import SelattnError
 from selattn.utils.suggest import nearest
 
 PREFIX, VARIABLE = "zoo:", "SELATTN_ZOO"
-SHIPPED = Path(__file__).parents[1] / "zoo"  # setup.py puts it there in a wheel; a repository has none
+CHECKOUT = Path(__file__).parents[2]  # of an installed wheel it is site-packages, where `zoo` may be another package
 
 
-def zoo_folder() -> Path:
-    """Where the zoo is, or would be."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
+def zoo_folder() -> Path | None:
+    """The folder of the zoo; None for an installed wheel without $SELATTN_ZOO."""
+    if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser()
-    return SHIPPED if SHIPPED.is_dir() else SHIPPED.parents[1] / "zoo"
+    return CHECKOUT / "zoo" if (CHECKOUT / "pyproject.toml").is_file() else None
 
 
 def zoo_models() -> dict[str, Path]:
     """The models of the zoo by name."""
-    return {path.parent.name: path.parent for path in sorted(zoo_folder().glob("*/config.json"))}
+    folder = zoo_folder()
+    return {} if folder is None else {path.parent.name: path.parent for path in sorted(folder.glob("*/config.json"))}
+
+
+def no_models() -> str:
+    """The line for a zoo without models, with where to get them."""
+    folder = zoo_folder()
+    where = "selattn is installed without the zoo" if folder is None else f"there is no zoo at {folder}"
+    return f"{where}: take the folder zoo/ from selattn's repository or its sdist, and set {VARIABLE} to its path"
 
 
 def from_zoo(name: Any) -> Any:
@@ -41,10 +48,9 @@ def in_zoo(name: str) -> Path:
     models = zoo_models()
     if name in models:
         return models[name]
-    chosen = os.environ.get(VARIABLE)
     if not models:
-        hint = f"name another folder in {VARIABLE}, or unset it" if chosen else f"install selattn, or set {VARIABLE}"
-        raise SelattnError(f"there is no zoo at {zoo_folder()}: {hint}")
+        raise SelattnError(no_models())
+    chosen = os.environ.get(VARIABLE)
     where = f" in {chosen} ({VARIABLE})" if chosen else ""
     near = nearest(name, models)
     hint = f"there are {', '.join(models)}" if near is None else f"did you mean {PREFIX}{near}?"

@@ -17,7 +17,7 @@ import transformers
 from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
-from selattn.errors import FULL, CannotWriteError, SelattnError
+from selattn.errors import FULL, CannotWriteError, SelattnError, require
 from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.config import RunConfig, Schedule
@@ -87,6 +87,7 @@ def train(
         progress: is told how it proceeds; None shows nothing.
         maker: how data and model come about, and what trains them; None is the run's own.
     """
+    require("accelerate", "tensorboard")
     run = named_run(run) if isinstance(run, str) else run
     maker = maker or run.maker()
     folder = Path(folder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch  # noqa: F401  first, so that the library shares torch's OpenMP and its threads
@@ -12,31 +11,30 @@ import torch  # noqa: F401  first, so that the library shares torch's OpenMP and
 from selattn.errors import SelattnError
 
 PACKAGE = Path(__file__).parents[1]
+NAME = "_native.so"  # one for every Python and torch: its interface is plain C
 REASON = "_native_missing.txt"  # setup.py writes it where it could not build the library
 
 
 def load(package: Path = PACKAGE) -> ctypes.CDLL | None:
     """The library in the package's own folder, or None where it was not built; one line if it cannot be loaded."""
-    # Not by importlib.util.find_spec, which also asks editable installations: those of other copies of selattn, too.
-    for path in (package / f"_native{suffix}" for suffix in EXTENSION_SUFFIXES):
-        if path.is_file():
-            try:
-                found = ctypes.CDLL(str(path))
-                found.selattn_target.restype = ctypes.c_char_p
-            except (OSError, AttributeError) as error:
-                raise SelattnError(f"it cannot be loaded: {error}; install selattn again, on this machine") from error
-            return found
-    return None
+    path = package / NAME
+    if not path.is_file():
+        return None
+    try:
+        found = ctypes.CDLL(str(path))
+        found.selattn_target.restype = ctypes.c_char_p
+    except (OSError, AttributeError) as error:
+        mend = "install libgomp (libgomp1 on Debian)" if "libgomp" in str(error) else "install selattn again"
+        raise SelattnError(f"it cannot be loaded: {error}; {mend}, on this machine") from error
+    return found
 
 
 def why_missing(package: Path = PACKAGE) -> str:
-    """Why the package in this folder has no library for this Python, and what to do."""
+    """Why the package in this folder has no library and what to do."""
     try:
         return f"it was not built: {(package / REASON).read_text(encoding='utf-8').strip()}"
     except OSError:  # it was never tried
-        others = sorted(path.name for path in package.glob("_native.*.so"))
-        state = f"only for another Python ({others[0]})" if others else "this copy of selattn was never installed"
-        return f"it was not built: {state}; run `pip install -e .` in {package.parent}"
+        return f"it was not built: this copy of selattn was never installed; run `pip install -e .` in {package.parent}"
 
 
 def _load_or_say_why() -> tuple[ctypes.CDLL | None, str | None]:

@@ -1,16 +1,15 @@
-"""Where the zoo lies (the variable, else inside an installed package, else beside it), and names without a model."""
+"""Where the zoo lies (the variable, else the checkout), and names without a model."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from lab.zoo import make_zoo
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, zoo
 from selattn.models.loading import find_folder
 from selattn.models.zoo import zoo_folder, zoo_models
-from selattn.utils.progress import Progress
 
 
 def model(folder, name):
@@ -21,17 +20,15 @@ def model(folder, name):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """A package in a site-packages folder, with the zoo that a wheel has."""
+    """The site-packages folder of an installed wheel."""
     monkeypatch.delenv("SELATTN_ZOO", raising=False)
-    monkeypatch.setattr(zoo, "SHIPPED", tmp_path / "site-packages" / "selattn" / "zoo")
-    model(zoo.SHIPPED, "memory")
-    return zoo.SHIPPED
+    monkeypatch.setattr(zoo, "CHECKOUT", tmp_path / "site-packages")
+    return zoo.CHECKOUT
 
 
-def test_a_repository_has_it_beside_the_package(monkeypatch):
+def test_a_checkout_has_it_beside_the_package(monkeypatch):
     monkeypatch.delenv("SELATTN_ZOO", raising=False)
-    assert not zoo.SHIPPED.exists()
-    assert zoo_folder() == zoo.SHIPPED.parents[1] / "zoo"
+    assert zoo_folder() == Path(__file__).parents[2] / "zoo"
 
 
 def test_every_model_of_it_gives_a_cache(monkeypatch):
@@ -41,13 +38,21 @@ def test_every_model_of_it_gives_a_cache(monkeypatch):
         assert SelectiveConfig.from_pretrained(folder).use_cache
 
 
-def test_an_installed_package_has_it_inside(installed):
-    model(installed.parents[1] / "zoo", "stranger")  # another package of that name
-    assert zoo_models() == {"memory": installed / "memory"}
-    assert find_folder("zoo:memory") == installed / "memory"
+HOW = "take the folder zoo/ from selattn's repository or its sdist, and set SELATTN_ZOO to its path"
 
 
-def test_the_variable_comes_first(installed, tmp_path, monkeypatch):
+def test_an_installed_package_says_where_it_is_to_be_had(installed, capsys):
+    model(installed / "zoo", "memory")  # another package of that name
+    assert zoo_models() == {}
+    with pytest.raises(SelattnError) as caught:
+        find_folder("zoo:memory")
+    assert str(caught.value) == f"selattn is installed without the zoo: {HOW}"
+    for command in (["zoo"], ["info", "zoo:memory"]):
+        assert main(command) == 2
+        assert capsys.readouterr() == ("", f"selattn: error: {caught.value}\n")
+
+
+def test_the_variable_comes_first(tmp_path, monkeypatch):
     mine = model(tmp_path / "mine", "own")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("SELATTN_ZOO", "~/mine")
@@ -56,25 +61,14 @@ def test_the_variable_comes_first(installed, tmp_path, monkeypatch):
     with pytest.raises(SelattnError, match=re.escape(said)):
         find_folder("zoo:memory")
     monkeypatch.setenv("SELATTN_ZOO", "")
-    assert find_folder("zoo:memory") == installed / "memory"
+    assert find_folder("zoo:memory") == zoo.CHECKOUT / "zoo" / "memory"
 
 
-@pytest.mark.parametrize(
-    ("chosen", "advice"),
-    [("elsewhere", "name another folder in SELATTN_ZOO, or unset it"), ("", "install selattn, or set SELATTN_ZOO")],
-)
-def test_no_zoo_is_one_line(tmp_path, monkeypatch, chosen, advice):
-    monkeypatch.setattr(zoo, "SHIPPED", tmp_path / "selattn" / "zoo")
-    monkeypatch.setenv("SELATTN_ZOO", chosen and str(tmp_path / chosen))
-    with pytest.raises(SelattnError, match=f"there is no zoo at .*: {advice}$"):
+def test_a_variable_that_names_no_zoo_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("SELATTN_ZOO", str(tmp_path / "elsewhere"))
+    with pytest.raises(SelattnError) as caught:
         find_folder("zoo:memory")
-
-
-def test_nothing_is_made_inside_an_installed_package(installed, tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.zoo.SHIPPED", installed)
-    with pytest.raises(SelattnError, match="belongs to the installed package: set SELATTN_ZOO"):
-        make_zoo(["selective"], None, [], tmp_path / "runs", Progress())
-    assert not (tmp_path / "runs").exists()
+    assert str(caught.value) == f"there is no zoo at {tmp_path / 'elsewhere'}: {HOW}"
 
 
 def test_a_model_without_a_record_is_listed(tmp_path, monkeypatch, capsys):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.machinery import EXTENSION_SUFFIXES
 
 import pytest
 
@@ -36,14 +35,17 @@ def test_a_copy_that_was_never_installed(tmp_path):
     )
 
 
-def test_a_library_for_another_python(tmp_path):
-    (tmp_path / "_native.cpython-39-x86_64-linux-gnu.so").touch()
-    assert native.load(tmp_path) is None
-    assert "only for another Python (_native.cpython-39-x86_64-linux-gnu.so)" in native.why_missing(tmp_path)
+def test_a_library_without_openmp(monkeypatch):
+    def load(path):
+        raise OSError("libgomp.so.1: cannot open shared object file: No such file or directory")
+
+    monkeypatch.setattr(native.ctypes, "CDLL", load)
+    with pytest.raises(SelattnError, match=r"^it cannot be loaded: libgomp\.so\.1: .*; install libgomp \(libgomp1 on"):
+        native.load()
 
 
 def test_a_library_that_cannot_be_loaded(tmp_path):
-    (tmp_path / f"_native{EXTENSION_SUFFIXES[0]}").write_bytes(b"no library")
+    (tmp_path / native.NAME).write_bytes(b"no library")
     with pytest.raises(SelattnError, match=r"^it cannot be loaded: .*; install selattn again, on this machine$"):
         native.load(tmp_path)
 

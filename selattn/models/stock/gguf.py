@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from selattn.data.tokenizer import Tokenizer
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, require
 from selattn.models.stock.classes import config_class
 from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import STOCK_POLICY, StockFormat, fitting
@@ -64,10 +64,7 @@ class GgufFormat(StockFormat):
 
 def _read(auto: Any, file: Path, **options: Any) -> Any:
     """What transformers makes of the file; one line if that is nothing."""
-    try:
-        import gguf  # noqa: F401
-    except ImportError:
-        raise SelattnError(f"to read {file.name}, install the package gguf: pip install 'selattn[gguf]'") from None
+    require("gguf")
     if not file.is_file():
         raise SelattnError(f"there is no file {file}")
     try:

@@ -11,9 +11,12 @@ From other records: tradeoff (`selattn eval --curve`), curves and scaling (train
 prune`).
 """
 
-from selattn.views.plot.curves import curves, scaling, search, tradeoff
-from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability
-from selattn.views.plot.text import tokens, words
+from selattn.errors import require
+
+require("matplotlib")
+from selattn.views.plot.curves import curves, scaling, search, tradeoff  # noqa: E402
+from selattn.views.plot.matrices import attention, kept, masking, masking_mean, stability  # noqa: E402
+from selattn.views.plot.text import tokens, words  # noqa: E402
 
 __all__ = [
     "attention",

@@ -7,7 +7,6 @@ spilling (where that can be had), fits the card's shared memory, and costs the l
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from selattn.errors import missing
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD = 128
@@ -27,8 +28,8 @@ def interpreted() -> bool:
 
 def unavailable() -> str | None:
     """Why this backend cannot run on this machine; None if it can."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed: pip install 'selattn[gpu]' (Linux)"
+    if (line := missing("triton")) is not None:
+        return f"{line} (Linux)"
     if not (torch.cuda.is_available() or interpreted()):
         return "there is no CUDA device (TRITON_INTERPRET=1 runs the kernels in Python, for tests)"
     return None
