@@ -86,9 +86,9 @@ def write_results(records: Path, page: Path) -> Path:
     written = results_pages(records)
     for path, text in written.items():
         write_text(page.parent / path, text)
-    for path in page.with_suffix("").glob("*.md"):
-        if path.relative_to(page.parent).as_posix() not in written and MARK in path.read_text():
-            path.unlink()  # of an experiment that has no record any more
+    for file in page.with_suffix("").glob("*.md"):
+        if file.relative_to(page.parent).as_posix() not in written and MARK in file.read_text():
+            file.unlink()  # of an experiment that has no record any more
     return page
 
 
@@ -130,8 +130,8 @@ def _overview(read: Sequence[Reproduction]) -> str:
         names = dict.fromkeys(f"[{each.experiment}](results/{each.experiment}.md) ({each.paper})" for each in numbers)
         parts.append(f"Numbers without a claim: {', '.join(names)}.\n")
     parts += ["## Where the paper disagrees with itself\n", *(f"- {each}" for each in (DISAGREES, SAME, *_MORE)), ""]
-    names = {record.experiment for record in read}
-    if missing := [each for each in EXPERIMENTS.values() if each.name not in names]:
+    there = {record.experiment for record in read}
+    if missing := [each for each in EXPERIMENTS.values() if each.name not in there]:
         parts.append("## Not run yet\n")
         parts.append("\n".join(f"- `{each.name}` ({each.paper}): {each.sentence}" for each in missing) + "\n")
     return "\n".join(parts)
