@@ -91,7 +91,7 @@ def _converted(record: dict[str, Any]) -> Row:
     control, converted = (f"{factor:.1f}" for factor in factors)
     seeds = record["summary"]["recipe"]["seeds"]
     return (
-        f"Times less KV memory at the original loss of a fine-tuned {record['model']}, a tiny Llama ({seeds} seeds)",
+        f"Times less KV memory with which {record['model']}, a tiny Llama, fine-tuned, keeps its old loss ({seeds} seeds)",
         f"{control}, H2O",
         f"{converted}, converted by `selattn convert`",
         "[conversion](results/conversion.json)",
@@ -115,7 +115,7 @@ def _operator(record: dict[str, Any], inputs: str, what: str, n: int = 2048) -> 
     return (
         f"Time of the operator at {n:,} tokens, {what}",
         "1, PyTorch's flash attention",
-        f"{row['forward_ratio']:.2f}, with backward {row['both_ratio']:.2f}",
+        f"{row['forward_ratio']:.2f} forward, {row['both_ratio']:.2f} with backward",
         "[attention](results/attention.json)",
     )
 
@@ -126,8 +126,8 @@ def _decoding(record: dict[str, Any], batch: int = 16, context: int = 2048) -> R
     return (
         f"Decoding speed, batch {batch}, {context:,} tokens, d={record['shape']['d']}, random weights",
         "1, stock Llama with the fastest cache of transformers",
-        f"{times['no budgets']['median']:.2f}, with {row['memory_factor']:.0f} times less KV memory "
-        f"{times['16x budgets']['median']:.2f}",
+        f"{times['no budgets']['median']:.2f} with everything kept, {times['16x budgets']['median']:.2f} with "
+        f"{row['memory_factor']:.0f} times less KV memory",
         "[decode](results/decode.json)",
     )
 
