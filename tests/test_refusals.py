@@ -272,6 +272,7 @@ CALLS = {
         "gives a rank that is NaN",
     ),
     "a policy without budgets": (generated(cache_policy="h2o"), "without cache_budgets nothing leaves"),
+    "a policy without budgets and cache": (generated(cache_policy="h2o", use_cache=False), "nothing leaves"),
     "the class of all policies": (
         generated(cache_budgets=4, cache_policy=selattn.Policy),
         "the policy Policy has no rank",

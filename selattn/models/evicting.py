@@ -158,16 +158,17 @@ class PrunedGeneration:
             raise SelattnError(
                 f"cache_implementation={generation_config.cache_implementation!r} does not keep F: leave it out"
             )
+        given = {name: model_kwargs.get(name) for name in EVICTION}
+        if model_kwargs.get("past_key_values") is None and not generation_config.is_assistant:
+            self._check_heeded(*given.values())
         if generation_config.use_cache is False:
             return
-        given = {name: model_kwargs.get(name) for name in EVICTION}
         if generation_config.is_assistant:
             # It is told what the main model is told. A list of budgets may be for other layers than its own.
             given = {name: model_kwargs.pop(name, None) for name in EVICTION}
             if not self.fits(given["cache_budgets"]):
                 given["cache_budgets"] = None
         if model_kwargs.get("past_key_values") is None:
-            self._check_heeded(*given.values())
             model_kwargs["past_key_values"] = self.new_cache(*given.values())
             if generation_config.is_assistant:
                 model_kwargs["past_key_values"].activate_past_recording()
@@ -176,11 +177,9 @@ class PrunedGeneration:
 def check_selects(budgets: Budgets | None, policy: Policy, selects: bool) -> None:
     """Raise if tokens would leave by their F in a model that has none: the oldest would, as in a window."""
     if policy.needs_f and not selects and policy.evicts and (budgets is not None or policy.leaves_early):
-        hint = (
-            "" if type(policy).__module__.startswith("selattn.") else ", or set needs_f = False if it does not read F"
-        )
+        own = "" if type(policy).__module__.startswith("selattn.") else "; one that reads no F sets needs_f = False"
         raise SelattnError(
-            f"the policy {policy.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4{hint}"
+            f"the policy {policy.name!r} needs F, and this model selects nothing: choose h2o, tova or window+4{own}"
         )
 
 

@@ -71,7 +71,7 @@ class Until:
     def check_loss(self, unpruned: float) -> None:
         """Raise for a loss that no search can reach."""
         limit = self.limit(unpruned)
-        if not unpruned <= limit:  # a loss that is not a number, too
+        if unpruned > limit:
             of = f" (that of {self.baseline})" if self.baseline else ""
             raise SelattnError(
                 f"a loss of at most {limit:.4f}{of} cannot be reached: without pruning the model has {unpruned:.4f} "

@@ -74,7 +74,7 @@ REFUSED = {
     "unknown eviction policy 'selectiv'": {"policy": "selectiv"},
     "the selecting head 2 does not exist": {"selection": Selection(2)},
     "query must be a torch tensor, not 3": {"query": 3},
-    "sequences are for": {"sequences": Sequences.from_mask(torch.ones(1, 7))},
+    "sequences are for": {"sequences": Sequences.from_mask(torch.ones(1, 7).bool())},
 }
 
 

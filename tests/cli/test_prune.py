@@ -288,7 +288,7 @@ def test_a_model_whose_loss_is_no_number_is_told(here, tmp_path, capsys):
     words = command(here, tmp_path / "search")
     words[1] = str(here / "broken")
     assert main(words) == 2
-    assert "without pruning the model has nan" in capsys.readouterr().err
+    assert "the loss is nan: the model's weights are damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"fingerprint": 1}'])

@@ -111,7 +111,7 @@ def test_a_subject_is_a_model_with_its_budgets(tmp_path):
         ("@7", Budgets(7), "selective"),
         ("@none", None, "none"),
         ("@7:h2o", Budgets(7), "h2o"),
-        (f"@{tmp_path / 'budgets.json'}:window+4", Budgets((3, 5)), "window+4"),
+        (f"@{tmp_path / 'budgets.json'}:window+2", Budgets((3, 5)), "window+2"),
         (f"@{tmp_path}", Budgets((3, 5)), "selective"),
     ):
         found = Subject.parse(f"{folder}{text}")

@@ -109,7 +109,14 @@ def test_every_way_of_generating(policy, budgets):
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"cache_budgets": [3, 5, 7]}, {"cache_budgets": 4, "cache_policy": "h2o"}], ids=str
+    "how",
+    [
+        {},
+        {"cache_budgets": [3, 5, 7]},
+        {"cache_budgets": 4, "cache_policy": "h2o"},
+        {"cache_budgets": [3, 5, 7], "cache_policy": "h2o"},
+    ],
+    ids=str,
 )
 def test_drafts_of_fewer_layers(how):
     """By leaving the model early, or by an assistant that has fewer, to which a list of budgets does not apply."""

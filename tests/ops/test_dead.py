@@ -234,7 +234,7 @@ def test_where_a_column_could_come_back_nothing_is_left_out(options):
 
 def test_a_row_that_sees_nothing_has_all_of_it():
     q, k, v = (x.detach() for x in inputs())
-    empty = Sequences.from_mask(torch.zeros(B, N))
+    empty = Sequences.from_mask(torch.zeros(B, N).bool())
     assert attend(q, k, v, sequences=empty, backend="cpu", wanted=("living",)).living.tolist() == [1.0] * B
 
 

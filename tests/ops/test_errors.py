@@ -98,7 +98,7 @@ WRONG = {
         r"query is on cpu but visible_until is on meta: move it with .to\(device\)",
     ),
     "sequences on another device": (
-        {"sequences": Sequences.from_mask(torch.ones(B, M)).to("meta")},
+        {"sequences": Sequences.from_mask(torch.ones(B, M).bool()).to("meta")},
         r"query is on cpu but sequences is on meta: move it with sequences.to\(device\)",
     ),
     "mask on another device": ({"attn_mask": torch.ones(N, M, device="meta")}, "query is on cpu but attn_mask is on"),
@@ -107,7 +107,7 @@ WRONG = {
     "sparse": ({"value": V.to_sparse()}, "value must be a dense tensor, not a nested or sparse one"),
     "complex until": ({"visible_until": torch.ones(B, M) * 1j}, "visible_until must hold integer rows"),
     "sequences of the queries only": (
-        {"sequences": Sequences.from_mask(torch.ones(B, N))},
+        {"sequences": Sequences.from_mask(torch.ones(B, N).bool())},
         r"sequences are for \[2, 3\].*but the keys are \[2, 5\]",
     ),
     "selecting head": ({"selection": Selection(4)}, "selecting head 4 does not exist: there are 4 query heads"),
@@ -298,7 +298,7 @@ def test_wrong_call_of_the_baseline(wrong):
         ({"scale": -1.0}, "the scale must be above 0"),
         ({"return_aux": AuxRequest(weights=True)}, "does not give its weights; use reference, or auto"),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )
 def test_refused_by_sdpa(options, said):
     call = {"query": Q, "key": K[:, :, :N], "value": V[:, :, :N], "backend": "sdpa"} | options

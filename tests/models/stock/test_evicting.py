@@ -23,7 +23,9 @@ class Newest(Policy):
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "gemma2", "t5"])
-@pytest.mark.parametrize("policy", ["tova", "h2o", "window+4", Newest()], ids=str)
+@pytest.mark.parametrize(
+    "policy", ["tova", "h2o", "window+4", Newest()], ids=lambda policy: getattr(policy, "name", policy)
+)
 def test_it_is_what_a_model_made_selective_does(family, policy):
     make = test_t5.tiny if family == "t5" else lambda: tiny(family)
     model, ids = make(), tokens(2, 20)
