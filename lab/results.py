@@ -124,7 +124,7 @@ def _overview(read: Sequence[Reproduction]) -> str:
     held, failed, early, unmeasured = (counts[each] for each in _ORDER)
     rest = f", {unmeasured} are {UNMEASURED}" if unmeasured else ""
     parts = [_HEAD, "## The paper's claims\n"]
-    parts.append(f"Of {len(papers)} claims {held} hold, {failed} fail{rest}, and {early} are {EARLY}.\n")
+    parts.append(f"{held} of {len(papers)} hold, {failed} fail{rest}, and {early} are {EARLY}.\n")
     parts += [grid(_COLUMNS, papers), "## Questions that the paper leaves open\n", grid(_OPEN, opened)]
     if numbers := [record for record in read if not record.claims]:
         names = dict.fromkeys(f"[{each.experiment}](results/{each.experiment}.md) ({each.paper})" for each in numbers)

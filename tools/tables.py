@@ -57,8 +57,8 @@ def what_you_get(results: Path) -> str:
         f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores. The first three rows are "
         f"small language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
         "largest), on held-out documents of the encyclopaedia that they were trained on. H2O, TOVA and Window+4 evict "
-        "from the standard model with the same budget in every layer, and the better of them is shown; the selective "
-        "models have a budget searched for each layer. Speeds and times are relative to a rival in the same run."
+        "from the standard model with the same budget in every layer, and the best of them is shown; the selective "
+        "models have a budget searched for each layer, so this is no contest on equal terms. Speeds and times are relative to a rival in the same run."
     )
     return f"{textwrap.fill(caption, 118)}\n\n{grid(('', 'without selective attention', 'with it', 'record'), rows)}"
 
@@ -91,7 +91,7 @@ def _converted(record: dict[str, Any]) -> Row:
     control, converted = (f"{factor:.1f}" for factor in factors)
     seeds = record["summary"]["recipe"]["seeds"]
     return (
-        f"Times less KV memory with which {record['model']}, a tiny Llama, fine-tuned, keeps its old loss ({seeds} seeds)",
+        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, has its old loss ({seeds} seeds)",
         f"{control}, H2O",
         f"{converted}, converted by `selattn convert`",
         "[conversion](results/conversion.json)",

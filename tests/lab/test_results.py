@@ -107,7 +107,7 @@ def test_a_record_changes_the_pages(tmp_path):
     claim = Claim("It is faster.", (0.11, 0.12, 0.1), "seconds saved", paper=0.2)
     pages = pages_of(tmp_path, claim)
     assert row_of(pages["results.md"], "It is faster.")[:4] == ["**holds**", "3 seeds", "a text", "Table 9"]
-    assert "Of 1 claims 1 hold, 0 fail, and 0 are too early to tell." in pages["results.md"]
+    assert "1 of 1 hold, 0 fail, and 0 are too early to tell." in pages["results.md"]
     assert pages["results/positions.md"].startswith("# positions\n")
     assert "\nTable 9: it.\n" in pages["results/positions.md"]
     said = "| It is faster. | 0.110 (0.100 to 0.120, 3 seeds): seconds saved | 0.2 | holds |"
