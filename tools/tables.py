@@ -58,7 +58,8 @@ def what_you_get(results: Path) -> str:
         f"small language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
         "largest), on held-out documents of the encyclopaedia that they were trained on. H2O, TOVA and Window+4 evict "
         "from the standard model with the same budget in every layer, and the best of them is shown; the selective "
-        "models have a budget searched for each layer, so this is no contest on equal terms. Speeds and times are relative to a rival in the same run."
+        "models have a budget searched for each layer, so this is no contest on equal terms. Speeds "
+        "and times are relative to a rival in the same run."
     )
     return f"{textwrap.fill(caption, 118)}\n\n{grid(('', 'without selective attention', 'with it', 'record'), rows)}"
 
