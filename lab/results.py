@@ -1,10 +1,15 @@
-"""docs/results.md, from the records alone: each claim, what was run, our number, the paper's, and a verdict."""
+"""docs/results.md and docs/results/NAME.md, from the records alone: a row for each claim, a page for each experiment.
+
+Verdicts are those of `lab.engine.records`. A claim of fewer than 3 seeds, or with a caveat, is too early to tell here.
+"""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 from lab.engine.records import LEAST, Cell, Claim, Reproduction, verdict
@@ -17,41 +22,79 @@ from selattn.utils.tables import Table
 from selattn.utils.typed import to_json
 
 MARK = "<!-- Written by 'python -m lab results' from the records: do not edit. -->"
+EARLY = "too early to tell"
+UNMEASURED = "not measured"
 _HEAD = f"""# Results
 
 {MARK}
 
-Each claim of the paper, what was run for it, our number, the paper's, and a verdict. All of it comes from records in
-`results/`, and `python -m lab results` writes this page from them; `python -m lab NAME` makes a record
+One row for each claim of the paper, with what our records say about it today. `python -m lab results` writes this page
+and the pages behind it from `results/`; `python -m lab NAME` carries out an experiment
 ([reproduction.md](reproduction.md)).
 
-"holds" and "fails" need {LEAST} seeds that agree, and a mean that is further from the bound than their standard
-deviation; else it is "too small to tell". Fewer seeds are called one run, or two, and only say whether they are as
-claimed. Our models are small and young: a verdict is about them. After 3 million tokens two trainings of standard
-attention that differ in their seed alone are further apart than most of what is compared here ([course](#course)), so
-that one run says little.
+- **holds** and **fails**: at least {LEAST} trainings with different seeds agree, and their mean differs from the bound
+  by more than their standard deviation; or nothing about the number is random.
+- **{EARLY}**: fewer seeds, or seeds that disagree. The words behind it say which way they point.
 
-In tables a number is the mean of the seeds (smallest to largest). *n of 3 without*: so many seeds have no such number,
-because they are above that loss even with everything kept; the mean is of the others.
+Our models are small and young, and the verdicts are about them: d is the number of layers and of heads, and the paper's
+models have d=12 and more. After 3 million tokens, two trainings of the same model that differ only in their seed are
+further apart than most of what is compared here ([course](results/course.md)), so that one run says little. Losses
+are measured on held-out documents of the text that the models were trained on.
 """
+_READING = (
+    "In the tables, a number is the mean of the seeds (smallest to largest). *n of 3 without*: n seeds have no such "
+    "number, because they are above that loss even with everything kept; the mean is of the others. "
+    "[All results](../results.md) say what the verdicts mean.\n"
+)
 _MORE = (
     "Table 2 has 2.63 for selective attention with d=12, Tables 4 and 6 have 2.6373 and 2.6372, which round to 2.64.",
     "Section 6.1 finds consistent improvements downstream; in Table 1 OpenBookQA is worse with d=20 and 26, and two "
     "other numbers are the same.",
 )
+# Claims and caveats that need the page of their experiment to be understood, in words that do not.
+_CLEARER = {
+    "It solves sequences with only 2 different values, too.": "Selective attention solves Variable Assignment with "
+    "only 2 different values, which it never saw in training.",
+    "Standard attention does not generalize as well.": "On Variable Assignment with only 2 different values, which "
+    "neither saw in training, standard attention is worse than selective.",
+    "Selective attention learns Variable Assignment far sooner.": "Selective attention learns Variable Assignment far "
+    "sooner than standard attention.",
+    "The gap grows in training.": "The gap between selective and standard attention grows in training.",
+    "It still grows in the last third.": "The gap between selective and standard attention still grows in the last "
+    "third of training.",
+    "The shift helps (d=3).": "Selection works better if a token's own row is not affected by what it selects (d=3).",
+    "Some layer persists the full stops.": "Some layer keeps full stops more often than other tokens.",
+    "The larger a layer's budget, the smaller its F.": "The larger a layer's budget, the less it masks.",
+    "for it reads none with a whole cache": "this model does not read the name even with a whole cache",
+    "of models too young to say more": "but the models are too young to say more",
+}
+for _model in ("Standard attention", "Selective attention", "Selective attention with the memory loss"):
+    _CLEARER[f"{_model} copies most names whole."] = f"{_model} copies most rare names from far back whole."
+for _model in ("Selective attention", "Selective attention with the memory loss"):
+    for _times in (4, 8, 16):
+        _CLEARER[f"{_model} still reads it, pruned {_times} times."] = (
+            f"{_model} still reads a name from far back with {_times} times less memory."
+        )
 _LONG = 16  # rows of a table that a reader has to ask for
+_POSITIONS = re.compile(r",? ?\b(?:rotary|learned positions)(?=[.:)]|$)")
+_PREFIX = re.compile(r"(At [^:]+): ")  # the setting of a claim that is made in several
 
 
 def write_results(records: Path, page: Path) -> Path:
-    """Write the page from the records, whose conclusions are drawn again first."""
+    """Write the pages from the records, whose conclusions are drawn again first."""
     for record in _files(records):
         conclude(record)
-    write_text(page, results_page(records))
+    written = results_pages(records)
+    for path, text in written.items():
+        write_text(page.parent / path, text)
+    for file in page.with_suffix("").glob("*.md"):
+        if file.relative_to(page.parent).as_posix() not in written and MARK in file.read_text():
+            file.unlink()  # of an experiment that has no record any more
     return page
 
 
 def conclude(file: Path) -> bool:
-    """Draw the conclusions of a record again with the code of now, in its file; True if any has changed.
+    """Draw the conclusions of a record again with today's code, in its file; True if any has changed.
 
     What was measured, and where and when, stays as it is.
     """
@@ -63,20 +106,106 @@ def conclude(file: Path) -> bool:
     return True
 
 
-def results_page(records: Path) -> str:
-    """The page as a text: all verdicts at a glance, then each experiment with its claims and numbers."""
-    found = all_records(records)
-    names = list(dict.fromkeys(record.experiment for record in found))
-    parts = [_HEAD, "## At a glance\n", _glance(found), "## Claims and numbers\n"]
-    for name in names:
-        of_it = [record for record in found if record.experiment == name]
-        parts += [f"### {name}\n", f"{of_it[0].paper}: {of_it[0].sentence}.\n", *map(_section, of_it)]
+def results_pages(records: Path) -> dict[str, str]:
+    """results.md, with a row for each claim, and a page for each experiment that has a record."""
+    read = all_records(records)
+    pages = {"results.md": _overview(read)}
+    for name, group in groupby(read, key=lambda record: record.experiment):
+        of_it = list(group)
+        title = f"# {name}\n\n{MARK}\n\n{of_it[0].paper}: {of_it[0].sentence}.\n"
+        pages[f"results/{name}.md"] = "\n".join([title, *map(_section, of_it), _READING])
+    return pages
+
+
+def _overview(read: Sequence[Reproduction]) -> str:
+    """All claims at a glance: those of the paper, then the questions that it leaves open."""
+    papers = _rows(record for record in read if not record.paper.startswith("open"))
+    opened = _rows(record for record in read if record.paper.startswith("open"))
+    counts = {each: sum(row[1].startswith(each) for row in papers) for each in _ORDER}
+    held, failed, early, unmeasured = (counts[each] for each in _ORDER)
+    rest = f", {unmeasured} are {UNMEASURED}" if unmeasured else ""
+    parts = [_HEAD, "## The paper's claims\n"]
+    parts.append(f"{held} of {len(papers)} hold, {failed} fail{rest}, and {early} are {EARLY}.\n")
+    parts += [grid(_COLUMNS, papers), "## Questions that the paper leaves open\n", grid(_OPEN, opened)]
+    if numbers := [record for record in read if not record.claims]:
+        names = dict.fromkeys(f"[{each.experiment}](results/{each.experiment}.md) ({each.paper})" for each in numbers)
+        parts.append(f"Numbers without a claim: {', '.join(names)}.\n")
     parts += ["## Where the paper disagrees with itself\n", *(f"- {each}" for each in (DISAGREES, SAME, *_MORE)), ""]
-    missing = [each for each in EXPERIMENTS.values() if each.name not in names]
-    if missing:
-        parts.append("## What has not been run\n")
+    there = {record.experiment for record in read}
+    if missing := [each for each in EXPERIMENTS.values() if each.name not in there]:
+        parts.append("## Not run yet\n")
         parts.append("\n".join(f"- `{each.name}` ({each.paper}): {each.sentence}" for each in missing) + "\n")
     return "\n".join(parts)
+
+
+_COLUMNS = ("claim", "verdict", "runs", "trained for", "in the paper", "evidence")
+_OPEN = ("claim", "verdict", "runs", "trained for", "question", "evidence")
+_ORDER = ("**holds**", "**fails**", EARLY, UNMEASURED)
+
+
+def _rows(records: Iterable[Reproduction]) -> list[tuple[str, ...]]:
+    """Those of the claims of records; what holds comes first."""
+    rows = [row for record in records for row in _rows_of(record)]
+    return sorted(rows, key=lambda row: next(i for i, each in enumerate(_ORDER) if row[1].startswith(each)))
+
+
+def _rows_of(record: Reproduction) -> list[tuple[str, ...]]:
+    """A row for each claim; one for all settings in which it is made, if the verdict is the same in all."""
+    groups: dict[str, list[Claim]] = {}
+    for claim in record.claims:
+        groups.setdefault(_PREFIX.sub("", _POSITIONS.sub("", claim.text)), []).append(claim)
+    rows = []
+    for text, claims in groups.items():
+        if len({_short(claim, record.scale).partition(":")[0] for claim in claims}) > 1:
+            rows += [_row(claim.text, [claim], record) for claim in claims]
+        else:
+            settings = [_POSITIONS.sub("", match[1]).lower() for each in claims if (match := _PREFIX.match(each.text))]
+            before = ", ".join(dict.fromkeys(settings))
+            rows.append(_row(f"{before.capitalize()}: {text}" if before else text, claims, record))
+    return rows
+
+
+def _row(text: str, claims: Sequence[Claim], record: Reproduction) -> tuple[str, ...]:
+    where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
+    evidence = f"[details](results/{record.experiment}.md), [record](../{where})"
+    paper = record.paper.removeprefix("open: ")
+    return _CLEARER.get(text, text), _said(claims, record.scale), _runs(claims), _trained(record), paper, evidence
+
+
+def _short(claim: Claim, scale: str) -> str:
+    """holds, fails, or too early to tell, with which way it points."""
+    found = verdict(replace(claim, caveat=""), scale)
+    if found in ("holds", "fails"):
+        if not claim.caveat:
+            return f"**{found}**"
+        found = "as claimed" if found == "holds" else "against the claim"
+    caveat = _CLEARER.get(claim.caveat, claim.caveat)
+    if found == UNMEASURED:
+        return f"{UNMEASURED}: {caveat}" if caveat else found
+    said = found.removeprefix(EARLY).strip(" ()").rpartition(": ")[2] or "the seeds disagree, or nearly"
+    return f"{EARLY}: {said}" + (f", {caveat}" if caveat else "")
+
+
+def _said(claims: Sequence[Claim], scale: str) -> str:
+    said = [_short(claim, scale) for claim in claims]
+    if len(set(said)) == 1:
+        return said[0]
+    parts = [f"{each.removeprefix(f'{EARLY}: ')} in {said.count(each)}" for each in dict.fromkeys(said)]
+    return f"{EARLY}: {', '.join(parts)} of {len(said)} settings"
+
+
+def _runs(claims: Sequence[Claim]) -> str:
+    if claims[0].exact:
+        return "nothing is random"
+    count = len(claims[0].values)
+    return "one run" if count == 1 else f"{count} seeds"
+
+
+def _trained(record: Reproduction) -> str:
+    """The tokens or steps of a record's models."""
+    words = what_was_run(record).split(", ")
+    lengths = [each for each in words if re.search(r"\b(?:tokens|steps)\b", each)]
+    return ", ".join(lengths) or words[0]
 
 
 def all_records(records: Path) -> list[Reproduction]:
@@ -95,25 +224,6 @@ def earlier_records(records: Path) -> list[Reproduction]:
 def _files(records: Path) -> list[Path]:
     found = (records / scale / f"{name}.json" for scale in ("paper", "laptop") for name in EXPERIMENTS)
     return [file for file in found if file.is_file()]
-
-
-def _glance(found: Sequence[Reproduction]) -> str:
-    """A line for each record: how many of its claims have which verdict."""
-    rows = []
-    for record in found:
-        said = _counted(Counter(verdict(claim, record.scale) for claim in record.claims))
-        name = f"[{record.experiment}](#{record.experiment})"
-        rows.append((name, record.paper, what_was_run(record), said or "nothing is claimed"))
-    return Table(("experiment", "in the paper", "what was run", "verdicts"), rows).grid()
-
-
-def _counted(verdicts: Mapping[str, int]) -> str:
-    """Each verdict once, with how often; of how few runs is said once, too: `one run: as claimed (2), ...`."""
-    groups: dict[str, list[str]] = {}
-    for each, count in verdicts.items():
-        runs, colon, found = each.rpartition(": ")
-        groups.setdefault(runs + colon, []).append(f"{found} ({count})" if count > 1 else found)
-    return "; ".join(runs + ", ".join(found) for runs, found in groups.items())
 
 
 def _claims(record: Reproduction) -> str:
@@ -146,7 +256,7 @@ def _section(record: Reproduction) -> str:
     where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
     table = table_of(record)
     how = conditions(record)
-    lines = [f"**{how[:1].upper()}{how[1:]}.** Record: `{where}`.{_made(record)}\n"]
+    lines = [f"**{how[:1].upper()}{how[1:]}.** Record: [{where}](../../{where}).{_made(record)}\n"]
     if record.claims:
         lines.append(_claims(record))
     if len(table.rows) > _LONG:

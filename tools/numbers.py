@@ -48,7 +48,8 @@ PAGES = [page for page in PAGES if not page.exists() or WRITTEN not in page.read
 
 BOUNDARY = re.compile(r"<!--(?P<comment>.*?)-->[ \t]*\n?|^[ \t]*\n|\Z", re.MULTILINE | re.DOTALL)
 HIDDEN = re.compile(
-    r"^```.*?^```$"  # fences
+    r"^<!-- table: .*?^<!-- end -->$"  # written by tools/tables.py
+    r"|^```.*?^```$"  # fences
     r"|^ {4}[^\n]*$"  # indented code
     r"|`[^`\n]+`"  # code in a line
     r"|\]\([^)\s]*\)"  # where a link leads

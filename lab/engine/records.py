@@ -152,7 +152,7 @@ class Reproduction:
 
 
 def verdict(claim: Claim, scale: str) -> str:
-    """In a few words: holds, fails, too small to tell; of too few seeds which way they point. With the caveat."""
+    """In a few words: holds, fails, too early to tell; of too few seeds which way they point. With the caveat."""
     found = _verdict(claim, scale)
     return f"{found}, {claim.caveat}" if claim.caveat else found
 
@@ -162,7 +162,7 @@ def _verdict(claim: Claim, scale: str) -> str:
         return "not tested (smoke)"
     known = [value for value in claim.values if value is not None]
     if not known or len(known) < len(claim.values):
-        return "not measured" if not known else "too small to tell (a seed is missing)"
+        return "not measured" if not known else "too early to tell (a seed is missing)"
     right = [_right(claim, value) for value in known]
     if claim.exact:
         return "holds" if all(right) else "fails"
@@ -175,7 +175,7 @@ def _verdict(claim: Claim, scale: str) -> str:
         return f"{runs}: {'as claimed' if right[0] else 'against the claim'}"
     clear = abs(statistics.fmean(known) - claim.than) > statistics.stdev(known)
     if len(set(right)) > 1 or not clear:
-        return "too small to tell"
+        return "too early to tell"
     return "holds" if right[0] else "fails"
 
 

@@ -55,14 +55,14 @@ def test_a_record_says_what_its_models_have_in_common():
     [
         ((0.1, 0.12, 0.11), {}, "holds"),
         ((-0.1, -0.12, -0.11), {}, "fails"),
-        ((0.1, -0.01, 0.11), {}, "too small to tell"),
+        ((0.1, -0.01, 0.11), {}, "too early to tell"),
         ((0.05, 0.09, 0.14), {"than": 0.005}, "holds"),
-        ((0.01, 0.02, 0.4), {"than": 0.005}, "too small to tell"),  # the spread reaches the bound
+        ((0.01, 0.02, 0.4), {"than": 0.005}, "too early to tell"),  # the spread reaches the bound
         ((0.0,), {}, "one run: no difference"),
         ((0.1,), {}, "one run: as claimed"),
         ((-0.1, -0.2), {}, "2 runs: against the claim"),
         ((-0.1, 0.2), {}, "2 runs: they disagree"),
-        ((0.1, None, 0.1), {}, "too small to tell (a seed is missing)"),
+        ((0.1, None, 0.1), {}, "too early to tell (a seed is missing)"),
         ((None,), {}, "not measured"),
         ((0.1, 0.12, 0.11), {"side": "below"}, "fails"),
         ((0.1, 0.12, 0.11), {"caveat": "of tiny models"}, "holds, of tiny models"),

@@ -1,0 +1,166 @@
+"""Tables in the documents, written from the records in results/.
+
+A table stands between two lines that readers do not see, of which the first names a function of this file:
+
+    <!-- table: NAME -->
+    <!-- end -->
+
+`python -m tools.tables` writes all of them; with --check it writes nothing, and exits with 1 if a page is stale.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from lab.engine.records import Cell, Reproduction
+from lab.engine.tables import grid, ours, what_was_run
+from selattn.utils.records import read_body, read_record
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BETWEEN = re.compile(r"^<!-- table: (?P<name>.*) -->\n(?P<table>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+
+def what_you_get(results: Path) -> str:
+    """The README's table: what selective attention, and this code, are worth beside the best that is there."""
+    efficiency = read_body(results / "reproduce/laptop/efficiency.json", Reproduction)
+    names = ("attention", "decode", "conversion", "convert_pretrained")
+    records: dict[str, dict[str, Any]] = {name: read_record(results / f"{name}.json") for name in names}
+    small = "[efficiency](results/reproduce/laptop/efficiency.json)"
+    rows = [_loss(efficiency, small)]
+    rows += [
+        _memory(
+            efficiency, "at the standard model's loss", "times less memory at the standard loss, all documents", small
+        ),
+        _memory(
+            efficiency,
+            "within 0.005 nats of a model's own loss",
+            "times less memory at the own loss, all documents",
+            small,
+        ),
+        _converted(records["conversion"]),
+        _passkeys(records["convert_pretrained"]),
+        _operator(records["attention"], "nothing", "nothing is masked (worst case)"),
+        _operator(records["attention"], "random", "random inputs"),
+        _decoding(records["decode"]),
+    ]
+    machines = [read_record(results / "reproduce/laptop/efficiency.json"), *records.values()]
+    cores = sorted({record["machine"]["cores"] for record in machines})
+    caption = (
+        f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores. The first three rows are "
+        f"small language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
+        "largest), on held-out documents of the encyclopaedia that they were trained on. H2O, TOVA and Window+4 evict "
+        "from the standard model with the same budget in every layer, and the best of them is shown; the selective "
+        "models have a budget searched for each layer, so this is no contest on equal terms. Speeds "
+        "and times are relative to a rival in the same run."
+    )
+    return f"{textwrap.fill(caption, 118)}\n\n{grid(('', 'without selective attention', 'with it', 'record'), rows)}"
+
+
+Row = tuple[str, str, str, str]
+
+
+def _loss(record: Reproduction, link: str) -> Row:
+    standard, selective = (ours(record.cell("loss, all documents", kind)) for kind in ("standard", "selective"))
+    return "Loss with everything kept, nats per token", standard, selective, link
+
+
+def _memory(record: Reproduction, where: str, row: str, link: str) -> Row:
+    rivals = {name: record.cell(row, f"standard, {name}") for name in ("H2O", "TOVA", "Window+4")}
+    best = max(rivals, key=lambda name: _mean(rivals[name]))
+    selective = record.cell(row, "selective")
+    return f"Times less KV memory {where}", f"{ours(rivals[best])}, {best}", ours(selective), link
+
+
+def _mean(cell: Cell) -> float:
+    return statistics.fmean(value for value in cell.values if value is not None)
+
+
+def _converted(record: dict[str, Any]) -> Row:
+    """The control is trained as long without selection and pruned by H2O."""
+    factors = [
+        record["summary"][recipe][policy]["by layer"]["factor at equal search loss"]["mean"]
+        for recipe, policy in (("control", "h2o"), ("recipe", "selective"))
+    ]
+    control, converted = (f"{factor:.1f}" for factor in factors)
+    seeds = record["summary"]["recipe"]["seeds"]
+    return (
+        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, has its old loss ({seeds} seeds)",
+        f"{control}, H2O",
+        f"{converted}, converted by `selattn convert`",
+        "[conversion](results/conversion.json)",
+    )
+
+
+def _passkeys(record: dict[str, Any]) -> Row:
+    before, after = (
+        record["lines"][line]["1 times less"]["passkeys"] for line in ("original, h2o", "converted, 40 steps")
+    )
+    return (
+        f"Passkeys of {record['items']} that SmolLM2-135M recalls with everything kept (one run)",
+        f"{before}",
+        f"{after}, after a short conversion on WikiText-2",
+        "[convert_pretrained](results/convert_pretrained.json)",
+    )
+
+
+def _operator(record: dict[str, Any], inputs: str, what: str, n: int = 2048) -> Row:
+    (row,) = [row for row in record[inputs] if (row["n"], row["backend"]) == (n, "cpu")]
+    return (
+        f"Time of the operator at {n:,} tokens, {what}",
+        "1, PyTorch's flash attention",
+        f"{row['forward_ratio']:.2f} forward, {row['both_ratio']:.2f} with backward",
+        "[attention](results/attention.json)",
+    )
+
+
+def _decoding(record: dict[str, Any], batch: int = 16, context: int = 2048) -> Row:
+    (row,) = [row for row in record["rows"] if (row["batch"], row["context"]) == (batch, context)]
+    times = row["times_faster_than"][row["best"]]
+    return (
+        f"Decoding speed, batch {batch}, {context:,} tokens, d={record['shape']['d']}, random weights",
+        "1, stock Llama with the fastest cache of transformers",
+        f"{times['no budgets']['median']:.2f} with everything kept, {times['16x budgets']['median']:.2f} with "
+        f"{row['memory_factor']:.0f} times less KV memory",
+        "[decode](results/decode.json)",
+    )
+
+
+TABLES: dict[str, Callable[[Path], str]] = {"what-you-get": what_you_get}
+
+
+def written(page: str, results: Path = ROOT / "results") -> str:
+    """The page with the tables that the records give."""
+
+    def write(match: re.Match[str]) -> str:
+        name = match["name"]
+        if name not in TABLES:
+            raise SystemExit(f"there is no table {name!r}: there are {', '.join(TABLES)}")
+        return f"<!-- table: {name} -->\n{TABLES[name](results)}<!-- end -->"
+
+    return BETWEEN.sub(write, page)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Write the tables of all pages, or say which pages are stale."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pages", nargs="*", type=Path, default=PAGES, help="default: README.md and docs/")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page is stale")
+    args = parser.parse_args(argv)
+    stale = [path for path in args.pages if written(path.read_text()) != path.read_text()]
+    for path in stale:
+        print(f"{path.name}: {'stale, `python -m tools.tables` writes it' if args.check else 'written'}")
+        if not args.check:
+            path.write_text(written(path.read_text()))
+    sys.exit(bool(stale) and args.check)
+
+
+if __name__ == "__main__":
+    main()
