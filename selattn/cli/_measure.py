@@ -19,12 +19,13 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
     from selattn.cli._tables import show_comparison, show_files
     from selattn.evaluation import evaluate
     from selattn.utils.records import provenance
-    from selattn.views.html.evaluation import comparison_report
 
     how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "policy", "limit")}
     found = evaluate(args.models, texts_of(args), **how, **measuring(args, console, team))
     if team.leads:
         if args.html is not None:
+            from selattn.views.html.evaluation import comparison_report
+
             comparison_report(found, provenance(args.seed)).save(args.html)
         show_files(console, recorded=args.record, reported=args.html)
         show_comparison(found, console)
@@ -35,7 +36,6 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     from selattn.cli._tables import show_curves, show_files
     from selattn.evaluation import measure_tradeoff
     from selattn.utils.records import provenance
-    from selattn.views.html.evaluation import tradeoff_report
     from selattn.views.tradeoff import draw_tradeoff, figure_beside
 
     figure = figure_beside(args.record, args.figure)  # before anything is measured
@@ -45,6 +45,8 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
         if figure is not None:
             draw_tradeoff(figure, found)
         if args.html is not None:
+            from selattn.views.html.evaluation import tradeoff_report
+
             tradeoff_report(found, provenance(args.seed)).save(args.html)
         show_files(console, recorded=args.record, drawn=figure, reported=args.html)
         show_curves(found, console)
