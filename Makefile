@@ -12,6 +12,11 @@ INSTALLED_TEST := $(VENV)/.installed-test
 CSRC := $(shell find csrc -name '*.h' -o -name '*.cpp')
 CPP_CHECKED := $(VENV)/.cpp-checked
 
+# What `make test-quick` runs, and what of it takes long: compiling, exporting, other processes, all families.
+QUICK := tests/ops tests/cache tests/models --ignore=tests/ops/triton \
+  $(foreach name,compile export export_shapes devices fuzz gradcheck habits memory_use overhead peers rope splitting \
+    t5 threads training transforms,--ignore-glob='*/test_$(name).py')
+
 .PHONY: help demo test test-quick test-all test-browser test-install wheel sanitize lint clean
 
 help:

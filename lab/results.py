@@ -126,7 +126,8 @@ def _overview(read: Sequence[Reproduction]) -> str:
     rest = f", {unmeasured} are {UNMEASURED}" if unmeasured else ""
     parts = [_HEAD, "## The paper's claims\n"]
     parts.append(f"{held} of {len(papers)} hold, {failed} fail{rest}, and {early} are {EARLY}.\n")
-    parts += [grid(_COLUMNS, papers), "## Questions that the paper leaves open\n", grid(_OPEN, opened)]
+    questions = "## Questions that the paper leaves open\n"
+    parts += [Table(_COLUMNS, papers).grid(), questions, Table(_OPEN, opened).grid()]
     if numbers := [record for record in read if not record.claims]:
         names = dict.fromkeys(f"[{each.experiment}](results/{each.experiment}.md) ({each.paper})" for each in numbers)
         parts.append(f"Numbers without a claim: {', '.join(names)}.\n")

@@ -53,7 +53,7 @@ def check(wheel, folder):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(folder)
-    held = {name for name in names if not name.startswith("selattn-")}
+    held = {name for name in names if not name.startswith("selattn-") and not name.endswith("/")}
     files = {path.relative_to(ROOT) for path in (ROOT / "selattn").rglob("*") if path.is_file()}
     wanted = {str(path) for path in files if "__pycache__" not in path.parts and path.suffix not in (".so", ".txt")}
     if wrong := held ^ (wanted | {"selattn/_native.so"}):
