@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.engine.records import Cell, Reproduction
-from lab.engine.tables import grid, ours, what_was_run
+from lab.engine.tables import ours, what_was_run
 from selattn.utils.records import read_body, read_record
+from selattn.utils.tables import Table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -61,7 +62,7 @@ def what_you_get(results: Path) -> str:
         "models have a budget searched for each layer, so this is no contest on equal terms. Speeds "
         "and times are relative to a rival in the same run."
     )
-    return f"{textwrap.fill(caption, 118)}\n\n{grid(('', 'without selective attention', 'with it', 'record'), rows)}"
+    return f"{textwrap.fill(caption, 118)}\n\n{Table(('', 'without selective attention', 'with it', 'record'), rows).grid()}"
 
 
 Row = tuple[str, str, str, str]

@@ -175,8 +175,6 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     """Measure what has not been measured before, record, draw, show."""
     from selattn.evaluation import measure_tradeoff
     from selattn.utils.records import provenance
-    from selattn.views import plot
-    from selattn.views.plot.style import write_figure
     from selattn.views.reports import tradeoff_report
 
     figure = figure_beside(args.record, args.figure)  # before anything is measured
@@ -187,6 +185,9 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
     )
     if team.leads:
         if figure is not None:
+            from selattn.views import plot
+            from selattn.views.plot.style import write_figure
+
             write_figure(plot.tradeoff(found), figure)
         if args.html is not None:
             tradeoff_report(found, provenance(args.seed)).save(args.html)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from selattn.utils.files import write_text
 from selattn.utils.records import Provenance
 from selattn.utils.typed import flat
-from selattn.views.plot.style import figure_bytes
 
 if TYPE_CHECKING:
     from selattn.views.explorer import Page
@@ -95,6 +94,8 @@ class Picture:
     says: str
 
     def html(self) -> str:
+        from selattn.views.plot.style import figure_bytes
+
         kind, data = "svg+xml", figure_bytes(self.figure, "svg")
         if len(data) > MOST_SVG:
             kind, data = "png", figure_bytes(self.figure, "png", dpi=2 * PIXELS)

@@ -10,8 +10,6 @@ from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table
 from selattn.utils.typed import to_json
-from selattn.views import plot
-from selattn.views.plot.curves import kept_by_layer, losses_of_log
 from selattn.views.report import Headline, Paragraph, Picture, Report, Section, how_it_was_made
 
 Record = Mapping[str, Any]
@@ -49,6 +47,8 @@ def losses(models: Sequence[Evaluated]) -> Table:
 
 def against_memory(models: Sequence[Evaluated]) -> list[Picture]:
     """Each model's loss against what its caches hold; nothing where all hold the same, or contexts differ."""
+    from selattn.views import plot
+
     if len({one.kv.mean for one in models}) < 2 or len({one.context for one in models}) > 1:
         return []
     texts = list(models[0].text)
@@ -99,6 +99,8 @@ def decoding(models: Sequence[Evaluated]) -> Table:
 
 def tradeoff_report(found: Tradeoff, made: Provenance) -> Report:
     """Loss against the size of the cache."""
+    from selattn.views import plot
+
     base = found.baseline
     words = [] if base is None else [(f"{loss:.4f}", f"{base.name}, {text}") for text, loss in base.loss.items()]
     picture = Picture(
@@ -192,6 +194,8 @@ def budgets(found: Sequence[int], context: int) -> Table:
 
 def _path(found: SearchRecord) -> Picture:
     """The figure of the path."""
+    from selattn.views import plot
+
     return Picture(
         plot.search(found),
         "Above, the loss as memory shrinks to the right; below, what each layer keeps. The mark is what was chosen.",
@@ -255,6 +259,8 @@ def _evaluation(evaluation: Record) -> Table:
 
 
 def _curve(log: Sequence[Record]) -> Picture:
+    from selattn.views.plot.curves import losses_of_log
+
     return Picture(
         losses_of_log(log),
         "The loss over the steps: of the training batches (thin) and of what is held out (marked).",
@@ -264,6 +270,8 @@ def _curve(log: Sequence[Record]) -> Picture:
 
 def _forgotten(evaluation: Record, log: Sequence[Record]) -> list[Section]:
     """What each layer keeps; nothing for a model that does not select."""
+    from selattn.views.plot.curves import kept_by_layer
+
     kept = evaluation.get("validation", {}).get("kept")
     if not kept or all(share is None for share in kept):
         return []
