@@ -43,7 +43,7 @@ SITUATIONS = {
     "padding in between": Situation(
         sequences=lambda n: Sequences.from_mask((rows_of_tokens(n) + torch.tensor([[0], [1]])) % 3 > 0)
     ),
-    "nothing but padding": Situation(sequences=lambda n: Sequences.from_mask(torch.zeros(2, n))),
+    "nothing but padding": Situation(sequences=lambda n: Sequences.from_mask(torch.zeros(2, n, dtype=torch.bool))),
     "window": Situation(Rules(Selection(), window=7)),
     "soft cap": Situation(Rules(Selection(), softcap=2.0)),
     "evicted": Situation(until=lambda n: until_rows(n).unsqueeze(1)),

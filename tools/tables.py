@@ -62,7 +62,8 @@ def what_you_get(results: Path) -> str:
         "models have a budget searched for each layer, so this is no contest on equal terms. Speeds "
         "and times are relative to a rival in the same run."
     )
-    return f"{textwrap.fill(caption, 118)}\n\n{Table(('', 'without selective attention', 'with it', 'record'), rows).grid()}"
+    table = Table(("", "without selective attention", "with it", "record"), rows)
+    return f"{textwrap.fill(caption, 118)}\n\n{table.grid()}"
 
 
 Row = tuple[str, str, str, str]

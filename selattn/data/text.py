@@ -108,7 +108,7 @@ def name_of(source: str | Path) -> str:
     hub = hub_source(source)
     if hub is not None:
         return hub.path if hub.config is None else f"{hub.path}:{hub.config}"
-    return str(_path(source).resolve())
+    return str(_path(source, missing=True).resolve())  # a text that was moved keeps the name it had
 
 
 def division(source: str | Path, split: str) -> str:
@@ -193,8 +193,11 @@ def _among(value: int, values: NDArray[np.uint64]) -> bool:
     return place < len(values) and int(values[place]) == value
 
 
-def _path(source: str) -> Path:
-    """The path that a source names, or an error that tells a mistyped name from a missing file."""
+def _path(source: str, missing: bool = False) -> Path:
+    """The path that a source names, or an error that tells a mistyped name from a missing file.
+
+    missing: whether a path to nothing will do.
+    """
     if not source:  # which would be the working directory
         raise SelattnError("the name of a text is empty: give a file, a folder, or a name of the hub's")
     try:
@@ -205,6 +208,6 @@ def _path(source: str) -> Path:
     if not there and path.name == source and not path.suffix:
         known = advice(source.lower(), [EMBEDDED, *NAMED])
         raise UnknownSourceError(f"unknown source {source!r} (no file or folder either); {known}")
-    if not there:
+    if not there and not missing:
         raise UnknownSourceError(f"no such file or folder: {path}")
     return path

@@ -28,6 +28,8 @@ from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.sampling import Choose, greedy
 from selattn.models.seam import KVCache, LanguageModel
 
+_NAN = "the logits of the next token are NaN"
+
 
 @dataclass
 class _Text:
@@ -128,6 +130,11 @@ class Engine:
             text, count = self._texts[row], len(pieces[row])
             text.length, text.prompt = text.length + count, text.prompt[count:]
             text.logits = None if text.prompt else logits[count - 1]
+        for row in pieces:
+            logits = self._texts[row].logits
+            if logits is not None and _is_nan(logits):
+                self.remove(row)  # the others could go on
+                raise NotFiniteError(_NAN)
         return [row for row in rows if not self._texts[row].prompt]
 
     def _write(self, proposals: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -178,8 +185,8 @@ class Engine:
                 together.setdefault(self._texts[row].choose, []).append(row)
             for choose, some in together.items():
                 found = torch.stack([self._next(row, len(written[row]), logits) for row in some])
-                if found.device.type == "cpu":  # a GPU would be waited for
-                    _refuse_nan(found)
+                if found.device.type == "cpu" and _is_nan(found):  # a GPU would be waited for
+                    raise NotFiniteError(_NAN)
                 tokens = choose(found)
                 for row, token in zip(some, tokens.tolist(), strict=True):
                     written[row].append(token)
@@ -199,7 +206,6 @@ class Engine:
                 raise SelattnError(f"there is no row {row!r}: the rows are {list(self._texts)}")
 
 
-def _refuse_nan(logits: Tensor) -> None:
-    """Raise for logits that choose no token: the largest of them would be the first that is no number."""
-    if math.isnan(float(logits.sum())) and bool(logits.isnan().any()):  # a sum takes a tenth of the time
-        raise NotFiniteError("the logits of the next token are NaN")
+def _is_nan(logits: Tensor) -> bool:
+    """Whether logits choose no token: the largest of them would be the first that is no number."""
+    return math.isnan(float(logits.sum())) and bool(logits.isnan().any())  # a sum takes a tenth of the time
