@@ -131,8 +131,8 @@ class Engine:
             text.length, text.prompt = text.length + count, text.prompt[count:]
             text.logits = None if text.prompt else logits[count - 1]
         for row in pieces:
-            logits = self._texts[row].logits
-            if logits is not None and _is_nan(logits):
+            last = self._texts[row].logits
+            if last is not None and _is_nan(last):
                 self.remove(row)  # the others could go on
                 raise NotFiniteError(_NAN)
         return [row for row in rows if not self._texts[row].prompt]

@@ -8,7 +8,7 @@ Shapes: B rows, N tokens, P eviction orders.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +77,17 @@ class Pass:
     def real(self) -> Tensor | None:
         """[B, N] which of the new tokens are no padding, for a cache; None for all."""
         return None if self.cache is None else self.places.real
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Pass:
+        """The same on another device, as accelerate asks for where layers lie on several; `found` is shared."""
+
+        def moved(x: Any) -> Any:
+            return None if x is None else x.to(device)
+
+        sequences, positions, real = self.places
+        places = Places(moved(sequences), positions.to(device, non_blocking=non_blocking), moved(real))
+        rotary = None if self.rotary is None else (moved(self.rotary[0]), moved(self.rotary[1]))
+        return replace(self, places=places, rotary=rotary)
 
     def attend(self, layer: int, slots: SlotLayer | None, tokens: Tokens, rules: Rules) -> Attention:
         """The layer's tokens attend: to what a cache keeps, or whole sequences to themselves.

@@ -42,7 +42,7 @@ def test_one_graph_for_every_shape_and_mask(name, strict):
 
 def test_what_cannot_be_exported_is_told_in_one_line():
     with pytest.raises(SelattnError, match=r"^budgets with a sparse pattern cannot be exported"):
-        exported(tiny(attention="strided:3", cache_budgets=4), strict=False)
+        exported(tiny(attention="strided:3", cache_budgets=4, cache_policy="tova"), strict=False)
 
 
 def test_a_pruned_forward_is_one_graph_with_gradients():
