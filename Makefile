@@ -12,10 +12,10 @@ INSTALLED_TEST := $(VENV)/.installed-test
 CSRC := $(shell find csrc -name '*.h' -o -name '*.cpp')
 CPP_CHECKED := $(VENV)/.cpp-checked
 
-# What `make test-quick` runs, and what of it takes long: compiling, exporting, other processes, all families.
+# What `make test-quick` runs: not what compiles, exports, forks or repeats a test over many sizes, nor files of others.
 QUICK := tests/ops tests/cache tests/models --ignore=tests/ops/triton \
-  $(foreach name,compile export export_shapes devices fuzz gradcheck habits memory_use overhead peers rope splitting \
-    t5 threads training transforms,--ignore-glob='*/test_$(name).py')
+  $(foreach name,commands compile devices export export_shapes formats fuzz gradcheck habits llama2c memory_use overhead \
+    peers rope saving sentencepiece splitting t5 threads tokenizer training transforms,--ignore-glob='*/test_$(name).py')
 
 .PHONY: help demo test test-quick test-all test-browser test-install wheel sanitize lint clean
 

@@ -54,7 +54,7 @@ WITHOUT = (
     "zoo",
     "train --list",
     "generate zoo:memory --prompt The --budgets 16 --max-new-tokens 2",
-    "eval zoo:memory --data text.txt --validation 1 --rows 1 --context 32",
+    "eval zoo:memory --data embedded --rows 1 --context 32",
 )
 NEEDING = {
     "train text-small-selective --out run": ("accelerate", "train"),
