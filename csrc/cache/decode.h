@@ -61,8 +61,8 @@ template <class T> int64_t free_slot(const Step &p, int64_t b, int64_t order, T 
         if (position[c] < 0) continue;
         T f = stored ? stored[c] : 0;
         for (int64_t s = 1; stored && s < masks.last - masks.first; s++) f = std::min(f, stored[s * p.C + c]);
-        const T rank = rank_of<T>(p.policy, p.parameter, p.budget, position[c], position[c] >= newest ? 0 : p.C,
-                                  score ? score[c] : 0, f);
+        const T rank =
+            rank_of<T>(p.policy, p.parameter, p.budget, position[c], position[c] >= newest ? 0 : p.C, score ? score[c] : 0, f);
         /* Of equals not the first token, then the oldest. */
         const bool wins = worst < 0 || rank > most ||
                           (rank == most && (position[worst] == 0 || (position[c] != 0 && position[c] < position[worst])));
