@@ -58,8 +58,8 @@ def what_you_get(results: Path) -> str:
         f"small language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
         "largest), on held-out documents of the encyclopaedia that they were trained on, with a budget searched for "
         "each layer; factors count tokens and are read off the curve between two budgets. For these models other "
-        "eviction policies with searched budgets have not been measured yet. Times (lower is better) and speeds (higher "
-        "is better) are relative to a rival in the same run."
+        "eviction policies with searched budgets have not been measured yet. Times (lower is better) and speeds "
+        "(higher is better) are relative to a rival in the same run."
     )
     table = Table(("", "without selective attention", "with it", "record"), rows)
     return f"{textwrap.fill(caption, 118)}\n\n{table.grid()}"
@@ -86,7 +86,8 @@ def _converted(record: dict[str, Any]) -> Row:
     control, converted = (f"{factor:.1f}" for factor in factors)
     seeds = record["summary"]["recipe"]["seeds"]
     return (
-        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, matches its loss before fine-tuning ({seeds} seeds)",
+        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, matches its loss before fine-tuning "
+        f"({seeds} seeds)",
         f"{control}, H2O",
         f"{converted}, converted by `selattn convert`",
         "[conversion](results/conversion.json)",
@@ -98,7 +99,8 @@ def _passkeys(record: dict[str, Any]) -> Row:
         record["lines"][line]["1 times less"]["passkeys"] for line in ("original, h2o", "converted, 40 steps")
     )
     return (
-        f"Passkeys of {record['items']} that SmolLM2-135M-Instruct (4-bit weights) recalls with everything kept (one run, no control)",
+        f"Passkeys of {record['items']} that SmolLM2-135M-Instruct (4-bit weights) recalls with everything kept "
+        "(one run, no control)",
         f"{before}",
         f"{after}, after a short conversion on WikiText-2",
         "[convert_pretrained](results/convert_pretrained.json)",
@@ -120,7 +122,8 @@ def _decoding(record: dict[str, Any], batch: int = 16, context: int = 2048) -> R
     times = row["times_faster_than"][row["best"]]
     slowest = min(row["times_faster_than"][row["best"]]["16x budgets"]["median"] for row in record["rows"])
     return (
-        f"Decoding speed, batch {batch}, {context:,} tokens, a model of the paper's size d={record['shape']['d']}, random weights",
+        f"Decoding speed, batch {batch}, {context:,} tokens, a model of the paper's size d={record['shape']['d']}, "
+        "random weights",
         "1, stock Llama with the fastest cache of transformers",
         f"{times['no budgets']['median']:.2f} with everything kept, {times['16x budgets']['median']:.2f} with "
         f"{row['memory_factor']:.0f} times less KV memory (the best of {len(record['rows'])} settings; the least is "
