@@ -86,8 +86,8 @@ def _converted(record: dict[str, Any]) -> Row:
     control, converted = (f"{factor:.1f}" for factor in factors)
     seeds = record["summary"]["recipe"]["seeds"]
     return (
-        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, matches its loss before fine-tuning "
-        f"({seeds} seeds)",
+        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, matches its loss before "
+        f"fine-tuning ({seeds} seeds)",
         f"{control}, H2O",
         f"{converted}, converted by `selattn convert`",
         "[conversion](results/conversion.json)",
