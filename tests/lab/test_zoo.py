@@ -42,8 +42,8 @@ def small_zoo(tmp_path, monkeypatch):
 
 def test_the_zoo_is_made_listed_and_used(small_zoo, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
-    assert main(["zoo"]) == 0
-    assert "There are no models" in capsys.readouterr().out
+    assert main(["zoo"]) == 2
+    assert "there is no zoo at" in capsys.readouterr().err
     with pytest.raises(SelattnError, match="there is no zoo at"):
         find_folder("zoo:one")
     assert lab(["zoo"]) == 0

@@ -55,9 +55,12 @@ def test_a_class_that_is_named_gives_the_standard_model_with_a_warning(selection
         stock = model(ids).logits
         selattn.make_selective(model, selection=selection).save_pretrained(tmp_path)
         logger = logging.getLogger("transformers")
+        level = logger.level  # a command may have made it quiet
+        logger.setLevel(logging.WARNING)
         logger.addHandler(caplog.handler)
         again = LlamaForCausalLM.from_pretrained(tmp_path)
         logger.removeHandler(caplog.handler)
+        logger.setLevel(level)
         assert type(again) is LlamaForCausalLM
         assert torch.equal(again(ids).logits, stock)
     assert "`selective_llama` to instantiate a model of type `llama`" in caplog.text
