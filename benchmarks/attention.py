@@ -28,10 +28,9 @@ from rich.table import Table
 
 from selattn.cli.bench import draw
 from selattn.evaluation import speed
-from selattn.evaluation.speed import RIVAL, Shape
+from selattn.evaluation.speed import RIVAL, Shape, medians, seconds
 from selattn.ops import backends
 from selattn.utils import records
-from selattn.utils.timing import medians, seconds
 from selattn.utils.typed import to_json
 
 PARTS = ("nothing", "random", "peers", "threads", "memory")

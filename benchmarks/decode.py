@@ -30,8 +30,8 @@ from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, Sta
 
 from selattn import SelectiveConfig, SelectiveForCausalLM, make_selective
 from selattn.cache import Budgets
+from selattn.evaluation.speed import seconds
 from selattn.utils import records
-from selattn.utils.timing import seconds
 
 PAPER = Budgets((8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8))  # 16 times less than 512 tokens in each of 12 layers
 DYNAMIC, STATIC, COMPILED = "DynamicCache", "StaticCache", "StaticCache, compiled"

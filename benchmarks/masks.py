@@ -18,9 +18,9 @@ from rich.table import Table
 from torch import Tensor
 from torch.testing import assert_close
 
+from selattn.evaluation.speed import medians
 from selattn.ops import Selection, selective_attention
 from selattn.utils import records
-from selattn.utils.timing import medians
 
 ONE, MORE = "one mask of a head", "more heads"
 

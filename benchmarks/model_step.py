@@ -20,9 +20,9 @@ from zoo_attention import document
 
 from selattn import SelectiveConfig, SelectiveForCausalLM
 from selattn.data import read_tokenizer
+from selattn.evaluation.speed import seconds
 from selattn.models.loading import find_folder
 from selattn.utils import records
-from selattn.utils.timing import seconds
 
 KINDS = ("standard", "selective")
 FORWARD, BOTH, WHOLE = "forward", "forward + backward", "whole step"

@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.errors import SelattnError
-from selattn.evaluation.speed import RIVAL, Shape, inputs
+from selattn.evaluation.speed import RIVAL, Shape, inputs, medians
 from selattn.ops import causal_attention
 from selattn.utils import records
-from selattn.utils.timing import medians
 
 TOKENS = 2_048  # of a call: the batch follows from the length
 WORST = {torch.float32: 1e-4, torch.bfloat16: 0.03}  # relative to the largest value

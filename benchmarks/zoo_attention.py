@@ -20,12 +20,11 @@ from selattn import SelectiveForCausalLM
 from selattn.data import Tokenizer, read_tokenizer
 from selattn.data.text import documents
 from selattn.evaluation import speed
-from selattn.evaluation.speed import RIVAL
+from selattn.evaluation.speed import RIVAL, medians
 from selattn.models.loading import find_folder
 from selattn.ops import AuxRequest, selective_attention
 from selattn.ops.backends import dispatch
 from selattn.utils import records
-from selattn.utils.timing import medians
 
 
 def document(tokenizer: Tokenizer, source: str, length: int) -> list[int]:

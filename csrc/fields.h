@@ -1,7 +1,7 @@
 /* Structs that Python fills, each written once as a list of fields.
  *
  * From that list come the struct itself and the text that Python makes its own view of the struct from
- * (selattn/utils/structs.py), so that a field cannot stand in one place here and in another there.
+ * (selattn/utils/native.py), so that a field cannot stand in one place here and in another there.
  */
 #ifndef SELATTN_FIELDS_H
 #define SELATTN_FIELDS_H

@@ -100,7 +100,7 @@ template <class Call> static int guarded(Call call) {
 
 extern "C" {
 const char *selattn_target() { return chosen().name; }
-/* The fields of a struct, one in each line: selattn/utils/structs.py makes Python's view of it from them. */
+/* The fields of a struct, one in each line: selattn/utils/native.py makes Python's view of it from them. */
 const char *selattn_fields(const char *name) {
     if (!std::strcmp(name, "Problem")) return Problem_FIELDS;
     if (!std::strcmp(name, "Eviction")) return Eviction_FIELDS;

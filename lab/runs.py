@@ -22,7 +22,7 @@ from lab.scales import KINDS, LAPTOP, PAIR, PAPER, SELECTIVE, STANDARD, Scale
 from lab.tasks import Copy, Parity, Task, VariableAssignment
 from selattn.cli import train as command
 from selattn.cli._options import Parser
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, advice, shortened
 from selattn.training import presets
 from selattn.training.config import (
     Batching,
@@ -35,7 +35,6 @@ from selattn.training.config import (
 )
 from selattn.training.presets import KINDS as MODELS
 from selattn.training.presets import size
-from selattn.utils.suggest import advice
 
 Runs = dict[str, Callable[[], RunConfig]]
 

@@ -20,8 +20,7 @@ from selattn.cli import _options
 from selattn.cli._options import Parser
 from selattn.data.draws import Draw
 from selattn.data.task import IGNORE, Task, TaskDataset, at_least
-from selattn.errors import SelattnError
-from selattn.utils.suggest import advice
+from selattn.errors import SelattnError, advice
 
 __all__ = ["IGNORE", "TASKS", "Copy", "Parity", "Task", "TaskDataset", "VariableAssignment", "make_task"]
 

@@ -13,7 +13,7 @@ from selattn.cli import _options
 from selattn.cli._options import Parser
 from selattn.cli.main import INTERRUPTED
 from selattn.data.task import SAMPLE
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, advice
 from selattn.models import SelectiveForCausalLM
 from selattn.models.zoo import zoo_folder, zoo_models
 from selattn.training import folder
@@ -22,7 +22,6 @@ from selattn.training.launch import train
 from selattn.training.overrides import override
 from selattn.utils.files import make_folder
 from selattn.utils.progress import Progress, Shown
-from selattn.utils.suggest import advice
 
 MADE = "runs/zoo"
 LIMIT = 40_000_000  # bytes that the whole zoo may take

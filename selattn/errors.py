@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+from collections.abc import Iterable
 
 # Packages that only some of the library needs, by the name they are imported under, and the extra that installs them.
 EXTRAS = {
@@ -90,3 +91,39 @@ def shortened(name: object, most: int = 160) -> str:
     """A name for a message: of one that is longer than any name should be, both ends."""
     text = str(name)
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]} ({len(text):,} characters)"
+
+
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that is most like a mistyped one, if any is."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(word, list(known), 1, cutoff)), None)
+
+
+def advice(word: str, known: Iterable[str], otherwise: str | None = None) -> str:
+    """For a mistyped word: `did you mean 'h2o'?`, or else `otherwise`, by default the list of all known words."""
+    known = list(known)
+    near = nearest(word, known)
+    if near is not None:
+        return f"did you mean {near!r}?"
+    return f"there are {', '.join(known)}" if otherwise is None else otherwise
+
+
+def unknown(what: str, word: str, known: Iterable[str], forms: Iterable[str] | None = None) -> str:
+    """A whole message: `unknown policy 'h20' (did you mean 'h2o'?): choose selective, h2o`.
+
+    `forms` are listed in place of the known words, such as `local:N` for `local`.
+    """
+    known = list(known)
+    hint = advice(word, known, "")
+    return f"unknown {what} {word!r}{f' ({hint})' if hint else ''}: choose {', '.join(forms or known)}"
+
+
+def first_line(error: Exception) -> str:
+    """The message of another library's error in one line."""
+    if isinstance(error, KeyError):  # whose message is the name alone
+        return f"{error} is missing"
+    lines = [line.strip() for line in str(error).strip().splitlines()]
+    if not lines:
+        return type(error).__name__
+    return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]  # a colon announces the next line

@@ -17,7 +17,7 @@ import tomllib
 from pathlib import Path
 from unittest import mock
 
-from selattn.utils import native, structs
+from selattn.utils import native
 from tests.ops import fuzz
 
 ROOT = Path(__file__).parents[1]
@@ -99,8 +99,8 @@ def main():
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         emulated = Emulated(build(folder))
-        pack = emulated.remember(structs.Struct.pack)
-        with mock.patch.object(native, "_LIBRARY", emulated), mock.patch.object(structs.Struct, "pack", pack):
+        pack = emulated.remember(native.Struct.pack)
+        with mock.patch.object(native, "_LIBRARY", emulated), mock.patch.object(native.Struct, "pack", pack):
             failed = fuzz.run_all(arguments.start, arguments.count)
         print(f"{arguments.count} examples, {emulated.calls} calls on {EMULATOR[0]}, {failed} failed")
     sys.exit(bool(failed))

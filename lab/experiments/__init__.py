@@ -30,8 +30,7 @@ from lab.experiments import (
     texts,
     training,
 )
-from selattn.errors import SelattnError, shortened
-from selattn.utils.suggest import advice
+from selattn.errors import SelattnError, advice, shortened
 
 _THEMES = (
     *(language, ablations, courses, efficiency, comparison, needle, training),

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from selattn.cache.budgets import LARGEST
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, unknown
 from selattn.ops.order import Kept
-from selattn.utils.suggest import unknown
 
 PER_HEAD = "-per-head"  # behind a policy's name: each key-value head evicts on its own
 

@@ -26,8 +26,7 @@ from selattn.cli import (
     zoo,
 )
 from selattn.cli._options import PLACEHOLDERS, CommandsFormatter, Parser
-from selattn.errors import SelattnError
-from selattn.utils.suggest import advice
+from selattn.errors import SelattnError, advice
 
 COMMANDS = {
     "bench": bench,

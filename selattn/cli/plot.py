@@ -70,7 +70,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw, and say where it is."""
-    from selattn.utils.suggest import unknown
+    from selattn.errors import unknown
     from selattn.views.plot.style import check_format, write_figure
 
     known = [*OF_A_TEXT, *OF_MANY, *OF_RECORDS]

@@ -18,8 +18,7 @@ from selattn.data.draws import mix
 from selattn.data.embedded import embedded_documents
 from selattn.data.files import find_files, named_splits, read_file
 from selattn.data.hub import NAMED, hub_source, read_hub
-from selattn.errors import SelattnError, UnknownSourceError, shortened
-from selattn.utils.suggest import advice
+from selattn.errors import SelattnError, UnknownSourceError, advice, shortened
 
 EMBEDDED = "embedded"
 SPLITS = ("train", "validation", "test")

@@ -19,8 +19,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from selattn.errors import SelattnError, shortened
-from selattn.utils.suggest import first_line
+from selattn.errors import SelattnError, first_line, shortened
 
 FILES = ("tokenizer.json", "tokenizer_config.json")  # a folder with one of these has a tokenizer of transformers
 PIECES = "tokenizer.model"  # SentencePiece's

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,12 +24,29 @@ from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
 from selattn.utils.memory import check_fits
 from selattn.utils.progress import Progress
-from selattn.utils.timing import medians
 
 RIVAL = "flash"  # PyTorch's scaled_dot_product_attention(is_causal=True)
 CHECK_LENGTH = 333
 REFERENCE_LIMIT = 2048  # the reference's N x N matrices get slow, and large
 WORST = 1e-4  # an error, relative to the largest number, above which a result counts as wrong
+Name = TypeVar("Name", bound=Hashable)
+
+
+def seconds(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, list[float]]:
+    """The seconds of each rival, over rounds in which each runs once; a first round is for warming up."""
+    found: dict[Name, list[float]] = {name: [] for name in rivals}
+    for turn in range(repeats + 1):
+        for name, run in rivals.items():
+            began = time.perf_counter()
+            run()
+            if turn:
+                found[name].append(time.perf_counter() - began)
+    return found
+
+
+def medians(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, float]:
+    """The median seconds of each rival; see `seconds`."""
+    return {name: statistics.median(found) for name, found in seconds(rivals, repeats).items()}
 
 
 class Shape(NamedTuple):

@@ -16,11 +16,10 @@ from typing import Any
 
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.data.files import read_objects
-from selattn.errors import SelattnError, require
+from selattn.errors import SelattnError, advice, require
 from selattn.evaluation.results import TaskResult
 from selattn.models.seam import LanguageModel
 from selattn.utils.files import cache_folder
-from selattn.utils.suggest import advice
 
 # Our name for a task -> where lm-eval has it. Its own names are the same.
 TASKS = {

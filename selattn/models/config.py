@@ -10,13 +10,12 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedConfig
 
 from selattn.cache import Budgets, make_policy
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, advice
 from selattn.models.kinds import AttentionKind, layer_kinds
 from selattn.models.rope import read_rope, without_replaced
 from selattn.models.seam import Description, end_tokens
 from selattn.models.zoo import from_zoo
 from selattn.ops import Selection, backends
-from selattn.utils.suggest import advice
 
 _CHOICES = {
     "positions": ("learned", "rotary"),

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from selattn.cache import SelectiveCache
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, advice
 from selattn.ops import Sequences, checks
-from selattn.utils.suggest import advice
 
 # What collators and older callers pass beside the arguments of `forward`. Nothing is lost by not reading it: the
 # lengths of keys are those of queries here, and the cache itself knows how many tokens it holds.

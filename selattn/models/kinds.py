@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, unknown
 from selattn.ops import Fixed, Pattern, Strided
-from selattn.utils.suggest import unknown
 
 # kind -> how many numbers it takes, at least and at most, and how it is written
 _FORMS = {

@@ -11,11 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, first_line
 from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
 from selattn.utils.files import read_json
-from selattn.utils.suggest import first_line
 
 CONFIG = "config.json"
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -11,8 +11,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from selattn.errors import SelattnError
-from selattn.utils.suggest import nearest
+from selattn.errors import SelattnError, nearest
 
 PREFIX, VARIABLE = "zoo:", "SELATTN_ZOO"
 CHECKOUT = Path(__file__).parents[2]  # of an installed wheel it is site-packages, where `zoo` may be another package

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, unknown
 from selattn.ops.request import AuxRequest, Request
 from selattn.ops.rules import Fixed, Rules, Strided
 from selattn.ops.selection import Selection
 from selattn.ops.sequences import Sequences
-from selattn.utils.suggest import unknown
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from selattn.errors import SelattnError
-from selattn.utils.suggest import nearest
+from selattn.errors import SelattnError, nearest
 
 FORMS = ("baseline=MODEL", "tolerance=NATS", "loss=NATS", "factor=X", "tokens=TOTAL", "floor")
 _NAMES = [form.partition("=")[0] for form in FORMS]

@@ -15,7 +15,8 @@ from selattn.models import SelectiveConfig
 from selattn.models.loading import load
 from selattn.training.config import RunConfig, TextData
 from selattn.utils.distributed import local_size
-from selattn.utils.memory import check_fits, in_units
+from selattn.utils.memory import check_fits
+from selattn.utils.tables import byte_size
 
 _FP32 = 4
 _COLUMNS = 2 * 8  # input_ids and labels of a token, int64
@@ -48,7 +49,7 @@ def check_memory(run: RunConfig, devices: int, device: torch.device, sizes: Size
     if device.type == "cpu":  # which the processes of one machine share
         total *= local_size()
     largest = max(parts, key=lambda what: parts[what])
-    check_fits(total, "this run needs", f"{in_units(parts[largest])} for {largest}", free)
+    check_fits(total, "this run needs", f"{byte_size(parts[largest])} for {largest}", free)
 
 
 def needs(run: RunConfig, devices: int, sizes: Sizes | None = None) -> dict[str, int]:

@@ -10,9 +10,8 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, advice, shortened
 from selattn.training.config import ARCHITECTURE, RunConfig
-from selattn.utils.suggest import advice
 
 _ENTRY = re.compile(r"    (\w+): (.+)")
 

@@ -13,9 +13,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, advice, shortened
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, RunConfig, Schedule, TextData
-from selattn.utils.suggest import advice
 
 KINDS: dict[str, dict[str, Any]] = {
     "standard": {"attention": ["standard"]},

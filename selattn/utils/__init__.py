@@ -1,1 +1,1 @@
-"""What every room needs and none owns: files, locks, records, progress, suggestions, the compiled library's loading."""
+"""Used by every room: files, locks, records, tables, progress, and the loading of the compiled library."""

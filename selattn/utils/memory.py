@@ -1,4 +1,4 @@
-"""How much memory there is to be had, and how it is kept."""
+"""How much memory is free, and how freed memory is kept."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from selattn.errors import SelattnError
+from selattn.utils.tables import byte_size
 
 _LIMITS = (  # of the container: the limit and what is used of it, for both versions of control groups
     ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
@@ -31,28 +32,20 @@ def available_memory() -> int:
 
 
 def check_fits(needed: int, what: str, advice: str, free: int | None = None) -> None:
-    """Raise if `what` needs so many bytes, a low estimate, and fewer are free: the system would kill the process.
+    """Raise if `what` needs more bytes, by a low estimate, than are free: the system would kill the process.
 
-    Before any work: the machine would fill up for minutes, and another process might be killed in its place.
+    Called before any work: the machine would fill up for minutes, and another process might be killed instead.
     """
     free = available_memory() if free is None else free
     if needed > free:
-        raise SelattnError(f"{what} at least {in_units(needed)} of memory, and {in_units(free)} are free: {advice}")
-
-
-def in_units(count: int) -> str:
-    """So many bytes, for a message."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB")):
-        if count >= unit:
-            return f"{count / unit:,.1f} {name}"
-    return f"{count:,} bytes"
+        raise SelattnError(f"{what} at least {byte_size(needed)} of memory, and {byte_size(free)} are free: {advice}")
 
 
 def keep_freed_memory() -> bool:
-    """Have malloc keep what is freed for the next tensor, in this process; says whether it does.
+    """Have malloc keep freed memory for the next tensor, in this process; returns whether it does.
 
     glibc gives large blocks back to the system, which has to clear them again when the next step asks for them.
-    Whoever has set malloc by the environment is obeyed instead.
+    Settings of malloc in the environment come first.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False

@@ -107,8 +107,8 @@ def _escaped(text: str) -> str:
 
 def byte_size(count: float) -> str:
     """A number of bytes in words: 512 bytes, 4.2 kB, 9.4 MB."""
-    for unit in ("bytes", "kB", "MB"):
+    for unit in ("bytes", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} bytes" if unit == "bytes" else f"{count:.1f} {unit}"
         count /= 1000
-    return f"{count:,.1f} GB"
+    return f"{count:,.1f} TB"

@@ -1,13 +1,16 @@
 """The compiled library: found in the package's own folder and nowhere else, or a line that says why there is none."""
 
+import struct as bytes_of
 import subprocess
 import sys
 
 import pytest
+import torch
 
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.utils import native
+from selattn.utils.native import Struct, constant, struct
 
 
 def test_where_it_was_built():
@@ -72,3 +75,32 @@ def test_the_library_of_another_copy_is_not_taken(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "was never installed" in done.stdout
+
+
+needs_library = pytest.mark.skipif(native.library() is None, reason="the library was not built")
+
+
+@needs_library
+@pytest.mark.parametrize("name", ["Problem", "Eviction", "Step"])
+def test_a_struct_is_as_large_as_the_library_says(name):
+    assert struct(name).size == constant(f"sizeof({name})") > 0
+    assert {"B", "H", "G", "scale", "strength", "relu", "shift"} <= struct(name).fields.keys()
+
+
+FIELDS = "int a\nstrides s\nreal b\npointer p\n"
+
+
+def test_fields_are_set_by_name_wherever_they_stand():
+    x = torch.zeros(2, 3, 4, 5)
+    given = {"p": x, "b": 0.5, "s": x, "a": 7}
+    assert Struct("Some", FIELDS).pack(**given) == bytes_of.pack("@q3qdP", 7, 60, 20, 5, 0.5, x.data_ptr())
+    turned = Struct("Some", "".join(reversed(FIELDS.splitlines(keepends=True)))).pack(**given)
+    assert turned == bytes_of.pack("@Pd3qq", x.data_ptr(), 0.5, 60, 20, 5, 7)
+
+
+@pytest.mark.parametrize("change", [{"missing": "a"}, {"surplus": "z"}])
+def test_a_forgotten_or_unknown_field_is_an_error(change):
+    given = {"a": 1, "s": None, "b": 0.0, "p": None, change.get("surplus", "a"): 1}
+    given.pop(change.get("missing"), None)
+    with pytest.raises(TypeError, match="struct Some"):
+        Struct("Some", FIELDS).pack(**given)

@@ -59,5 +59,5 @@ def test_in_html():
 
 def test_bytes_in_words():
     assert [byte_size(count) for count in (999, 4200, 9.4e6, 12e9, 3.2e12)] == [
-        *("999 bytes", "4.2 kB", "9.4 MB", "12.0 GB", "3,200.0 GB")
+        *("999 bytes", "4.2 kB", "9.4 MB", "12.0 GB", "3.2 TB")
     ]

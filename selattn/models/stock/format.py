@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from selattn.cache import Budgets
 from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, first_line
 from selattn.models.stock.classes import config_class, family_of_config, model_class
 from selattn.models.stock.families import FAMILIES, SELECTIVE, check_config
 from selattn.models.stock.make import make_selective
@@ -20,7 +20,6 @@ from selattn.models.stock.model import describe
 from selattn.models.stock.settings import StockSettings
 from selattn.models.weights import CONFIG, read_headers, weight_files
 from selattn.utils.files import read_json
-from selattn.utils.suggest import first_line
 
 STOCK_POLICY = "window+4"  # of a model that selects nothing, unless another is named
 

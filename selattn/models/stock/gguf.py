@@ -11,13 +11,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from selattn.data.tokenizer import Tokenizer
-from selattn.errors import SelattnError, require
+from selattn.errors import SelattnError, first_line, require
 from selattn.models.stock.classes import config_class
 from selattn.models.stock.families import FAMILIES
 from selattn.models.stock.format import STOCK_POLICY, StockFormat, fitting
 from selattn.models.stock.make import make_selective
 from selattn.models.stock.settings import StockSettings
-from selattn.utils.suggest import first_line
 
 SUFFIX = ".gguf"
 

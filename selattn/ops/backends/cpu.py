@@ -39,7 +39,7 @@ from selattn.ops.request import Attention, Request
 from selattn.ops.rules import compute_dtype
 from selattn.ops.sequences import visible_pairs
 from selattn.utils import native
-from selattn.utils.structs import struct
+from selattn.utils.native import struct
 
 
 class Cpu(Backend):

@@ -13,7 +13,7 @@ from selattn.ops.order import Ranking
 from selattn.ops.rules import Rules, compute_dtype
 from selattn.ops.selection import Selection
 from selattn.utils import native
-from selattn.utils.structs import constant
+from selattn.utils.native import constant
 
 _NAMES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64", torch.bfloat16: "BFLOAT16"}
 DTYPES = {dtype: constant(name) if native.library() else -1 for dtype, name in _NAMES.items()}

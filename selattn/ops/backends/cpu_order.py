@@ -25,7 +25,7 @@ from selattn.ops.operator import Arguments, in_transform, node
 from selattn.ops.order import Order, OrderRequest, Ranking, orders_of_masks
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules, position_bias
-from selattn.utils.structs import struct
+from selattn.utils.native import struct
 
 
 def refusal(tokens: Tokens, rules: Rules) -> str | None:

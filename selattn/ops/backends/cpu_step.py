@@ -18,7 +18,7 @@ from selattn.ops.backends.cpu_library import (
 from selattn.ops.backends.cpu_order import refusal
 from selattn.ops.order import StepRequest
 from selattn.ops.rules import position_bias
-from selattn.utils.structs import struct
+from selattn.utils.native import struct
 
 
 def step_refusal(request: StepRequest) -> str | None:

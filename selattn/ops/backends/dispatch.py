@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from selattn.errors import SelattnError
+from selattn.errors import SelattnError, unknown
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.chunked import Chunked
 from selattn.ops.backends.cpu import Cpu
@@ -22,7 +22,6 @@ from selattn.ops.backends.triton import Triton, selfcheck
 from selattn.ops.operator import in_transform
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
-from selattn.utils.suggest import unknown
 
 AUTO = "auto"
 

@@ -1,6 +1,6 @@
 """A mistyped word gets the nearest one, or all that there are."""
 
-from selattn.utils.suggest import advice, nearest, unknown
+from selattn.errors import advice, nearest, unknown
 
 KNOWN = ("selective", "h2o", "tova")
 
