@@ -34,17 +34,16 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.engine.experiment import Need
-from lab.engine.records import Reproduction
-from lab.engine.run import all_needs, check_settings, choose, with_reading
+from lab.engine.records import Reproduction, same_settings
+from lab.engine.run import all_needs, check_settings, choose, known_seeds, lacking, with_reading
 from lab.engine.store import Store
 from lab.scales import find_scale
 from selattn.cli import _options
 from selattn.cli.main import INTERRUPTED
 from selattn.errors import SelattnError
-from selattn.training.identity import source_name
 from selattn.utils.files import Lock, folders_for, write_json
 from selattn.utils.records import read_body
-from tools.records import RecordedStore, check_extend, check_positions, make_parser
+from tools.records import check_positions, extended_store, make_parser
 
 FILE = Path(__file__).with_name("queue.txt")
 STATE, LOGS = "queue.json", "queue"  # in the store: what has failed and how long jobs took, and what they have said
@@ -144,17 +143,16 @@ def _line(text: str, hours: float, words: Sequence[str]) -> Line:
     size = find_scale(args.scale, args.source, dict(args.text), args.positions)
     chosen = choose(args.names, size)
     check_positions(chosen, size, args.positions)
-    store = Store(args.store)
-    if args.extend:
-        check_extend(chosen)
-        store = RecordedStore(args.store, args.out / size.name)
+    store = extended_store(chosen, args.store, args.out / size.name) if args.extend else Store(args.store)
     check_settings(args.set, chosen, size)
     size = with_reading(size, args.set)
     seeds = tuple(size.seeds if args.seeds is None else args.seeds)
-    needs = all_needs(chosen, size, seeds, args.set)
+    known = known_seeds(chosen, size, args.out, args.set) if args.extend else {}
     records = tuple(args.out / size.name / f"{each.name}.json" for each in chosen)
-    wanted = {"source": source_name(size.data.source), "set": list(args.set), "positions": list(size.tried)}
+    wanted = same_settings({"source": size.data.source, "set": list(args.set), "positions": list(size.tried)})
     done = all(_holds(record, seeds, wanted) for record in records)
+    todo = {each.name: seeds if done else lacking(seeds, known.get(each.name)) for each in chosen}
+    needs = all_needs(chosen, size, todo, args.set)
     return Line(text, hours, tuple(words), needs, records, done, store)
 
 
@@ -163,7 +161,7 @@ def _holds(file: Path, seeds: Sequence[int], wanted: dict[str, Any]) -> bool:
     if not file.is_file():
         return False
     record = read_body(file, Reproduction)
-    settings = {**record.settings, "source": source_name(record.settings["source"])}
+    settings = same_settings(record.settings)
     return set(seeds) <= set(record.seeds) and all(settings.get(name) == value for name, value in wanted.items())
 
 
@@ -246,8 +244,7 @@ class Queue:
             process = subprocess.Popen(  # of a session of its own: a terminal's Ctrl-C would reach it twice
                 self._command(job), stdout=out, stderr=out, env=environment, start_new_session=True
             )
-        with contextlib.suppress(ProcessLookupError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, self._level)
+        _be_nice(process.pid, self._level)
         self._waiting.remove(job)
         self._processes[job.name] = (process, time.monotonic())
         self.state.running[job.name] = process.pid
@@ -279,6 +276,17 @@ class Queue:
 
     def _write(self) -> None:
         write_json(self._folder / STATE, vars(self.state))
+
+
+def _be_nice(pid: int, level: int) -> None:
+    """Lower the priority of a process that leads a session.
+
+    Linux may schedule each session as a group (autogroup): niceness counts only within it unless the group has it, too.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, level)
+    with contextlib.suppress(OSError):  # another system, or the process has ended
+        Path(f"/proc/{pid}/autogroup").write_text(str(level))
 
 
 def status(lines: Sequence[Line]) -> Iterator[tuple[str, str, str, str, str]]:

@@ -2,8 +2,9 @@
 
     python -m tools.records NAME ... [--adopt FOLDER] [--extend] [--positions P,P] [options of `python -m lab NAME`]
 
-A table of losses grows by seeds and rows, on whatever machine: `--extend` takes the losses of trainings from the
-records in --out and trains the others; `--positions rotary` carries out a part of the laptop's tables. `--adopt` copies
+A table grows by seeds on whatever machine: with `--extend` one of losses takes these from the records in --out and
+trains the others, and one that is measured seed by seed keeps the seeds of its record and measures the others.
+`--positions rotary` carries out a part of the laptop's tables. `--adopt` copies
 finished runs of `selattn train` into the store first. A run that is not finished is left alone, and so is one that
 began with the model of another: it does not say which training that was.
 """
@@ -52,7 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--positions", type=different("positions", str), metavar="P,P", help="rotary, learned (laptop: both)"
     )
     parser.add_argument("--adopt", action="append", default=[], metavar="FOLDER", help="take runs")
-    parser.add_argument("--extend", action="store_true", help="take losses from the records in --out")
+    parser.add_argument("--extend", action="store_true", help="keep what the records in --out have")
     return parser
 
 
@@ -62,15 +63,12 @@ def _main(argv: Sequence[str]) -> int:
     size = find_scale(name, args.source, dict(args.text), args.positions)
     chosen = choose(["all"] if args.all else args.names, size)
     check_positions(chosen, size, args.positions)
-    store = Store(args.store)
-    if args.extend:
-        check_extend(chosen)
-        store = RecordedStore(args.store, args.out / name)
+    store = extended_store(chosen, args.store, args.out / name) if args.extend else Store(args.store)
     console = Console(stderr=True, highlight=False)
     for runs in args.adopt:
         for run, what in adopt(store, runs).items():
             console.print(f"{run}: {what}", soft_wrap=True, markup=False)
-    return carry_out(args, store=store, positions=args.positions)
+    return carry_out(args, store=store, positions=args.positions, extend=args.extend)
 
 
 def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: Sequence[str] | None) -> None:
@@ -81,11 +79,19 @@ def check_positions(experiments: Sequence[Experiment], scale: Scale, positions: 
             raise SelattnError(f"--positions would change nothing: {each.name} does not try several")
 
 
-def check_extend(experiments: Sequence[Experiment]) -> None:
-    """Raise if losses of records are to be taken where the models themselves are measured."""
+def extended_store(experiments: Sequence[Experiment], folder: Path, records: Path) -> Store:
+    """The store for --extend: tables of losses take these from records; the other tables need the models of new seeds.
+
+    Raises for an experiment that cannot be extended, and if both kinds are named.
+    """
     for each in experiments:
-        if not each.losses_only:
+        if not (each.losses_only or each.by_seed):
             raise SelattnError(f"--extend is for tables of losses: {each.name} measures the trained models themselves")
+    if len({each.by_seed for each in experiments}) > 1:
+        raise SelattnError(
+            "--extend takes tables of losses and tables that are measured seed by seed one after another"
+        )
+    return Store(folder) if experiments[0].by_seed else RecordedStore(folder, records)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,6 +73,8 @@ class Experiment:
         conclude: from a record with what was measured to one with what follows from it: claims, and cells and notes
             that are worked out. None where `evaluate` gives all of it. So a claim can be put better, or a bound
             mended, without measuring anything again.
+        by_seed: whether seeds are measured one by one and joined, so that a record can grow by seeds. Then a list in
+            the details has an entry for each seed.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Experiment:
     scales: tuple[str, ...] = SCALES
     losses_only: bool = False
     conclude: Callable[[Reproduction], Reproduction] | None = None
+    by_seed: bool = False
 
     def concluded(self, record: Reproduction) -> Reproduction:
         """The record with what follows from its numbers."""

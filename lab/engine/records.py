@@ -5,11 +5,14 @@ A verdict on a difference needs 3 seeds whose spread does not reach the bound.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from selattn.errors import SelattnError
+from selattn.training.identity import source_name
 from selattn.utils.typed import if_any
 
 Values = tuple[float | None, ...]  # one for each seed; None where a seed has none
@@ -188,3 +191,44 @@ def _right(claim: Claim, value: float) -> bool:
 def differences(these: Values, those: Values) -> Values:
     """these - those, seed by seed; None where one is missing."""
     return tuple(None if a is None or b is None else a - b for a, b in zip(these, those, strict=True))
+
+
+def joined(first: Reproduction, second: Reproduction) -> Reproduction:
+    """The record of the seeds of two records, whose texts and settings must be the same."""
+    names, parts = (first.experiment, first.scale), (_alike(first), _alike(second))
+    if names != (second.experiment, second.scale) or parts[0] != parts[1]:
+        differ = [name for name in dict.fromkeys([*parts[0], *parts[1]]) if parts[0].get(name) != parts[1].get(name)]
+        raise SelattnError(
+            f"seeds {_named(first)} and {_named(second)} of {first.experiment} cannot be in one record: they differ in "
+            f"{', '.join(differ) or 'the experiment'}"
+        )
+    both = zip(first.cells, second.cells, strict=True)
+    return replace(
+        second,
+        seeds=first.seeds + second.seeds,
+        cells=tuple(replace(b, values=a.values + b.values) for a, b in both),
+        models=first.models + second.models,
+        details={
+            name: first.details[name] + of_second if isinstance(of_second, list) else of_second
+            for name, of_second in second.details.items()
+        },
+    )
+
+
+def same_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings without the folder in which the text lies, for comparing."""
+    return {**settings, "source": source_name(settings["source"])}
+
+
+def _alike(record: Reproduction) -> dict[str, Any]:
+    """What must be the same in the records of single seeds."""
+    return {
+        **same_settings(record.settings),
+        "the rows of the table": [(cell.row, cell.column) for cell in record.cells],
+        "the training text": {json.dumps(model.data_checksums, sort_keys=True) for model in record.models},
+        **{f"details, {name}": value for name, value in record.details.items() if not isinstance(value, list)},
+    }
+
+
+def _named(record: Reproduction) -> str:
+    return ", ".join(map(str, record.seeds))

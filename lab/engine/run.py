@@ -16,7 +16,7 @@ from pathlib import Path
 from lab.engine.experiment import Experiment, Need, field_of, varied
 from lab.engine.lab import InterruptedTraining, Lab, Memory
 from lab.engine.progress import Overview
-from lab.engine.records import Reproduction
+from lab.engine.records import Reproduction, joined, same_settings
 from lab.engine.store import Store
 from lab.engine.tables import table_of
 from lab.experiments import EXPERIMENTS, find_experiment
@@ -29,7 +29,18 @@ from selattn.training.overrides import override
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
 from selattn.utils.journal import Parts, open_parts
-from selattn.utils.records import Provenance, check_output, machine, read_body, revision, versions, write_record
+from selattn.utils.records import (
+    Provenance,
+    check_output,
+    machine,
+    portable_fields,
+    provenance,
+    read_body,
+    revision,
+    versions,
+    write_record,
+)
+from selattn.utils.typed import to_json
 from selattn.views.plot.style import write_figure
 
 STORE, OUT = Path("runs/reproduce"), Path("results/reproduce")
@@ -66,6 +77,7 @@ def reproduce(
     settings: Sequence[str] = (),
     questions: str | Path | None = None,
     overview: Overview | None = None,
+    extend: bool = False,
 ) -> list[Reproduced] | None:
     """Carry out experiments; None if Ctrl-C has ended a training.
 
@@ -81,6 +93,7 @@ def reproduce(
         out: where records, tables and figures go, in a folder for each scale.
         questions: a folder with the questions of the downstream tasks; None for the hub, and made-up ones for smoke.
         overview: is shown how trainings proceed.
+        extend: whether experiments that are measured seed by seed keep the seeds that their records in `out` have.
     """
     size, overview = find_scale(scale, source, texts, positions), overview or Overview()
     chosen = choose(names, size)
@@ -98,18 +111,26 @@ def reproduce(
 
     for experiment in chosen:
         check_output(Path(out) / size.name / f"{experiment.name}.json")
+    known = known_seeds(chosen, size, Path(out), settings) if extend else {}
+    todo = {each.name: lacking(wanted, known.get(each.name)) for each in chosen}
     try:
-        _train(all_needs(chosen, size, wanted, settings), kept, overview)
+        _train(all_needs(chosen, size, todo, settings), kept, overview)
         with contextlib.closing(Team()) as team, contextlib.ExitStack() as stack:
             done, memory = [], None
             for experiment in chosen:
                 if memory is None and not experiment.losses_only:  # a table of losses measures nothing
                     memory = Memory(stack.enter_context(open_parts(kept.work / MEASURED, team, waiting)))
                 overview.say(f"measuring: {experiment.name}")
-                needs = experiment.needs(size, wanted)
-                known = memory or Memory(Parts(None, team))
-                lab = Lab(size, wanted, kept, needs, known, team, overview, asked, settings)
-                record = _measured(experiment, lab)
+                measured = memory or Memory(Parts(None, team))
+                record = known.get(experiment.name)
+                seeds = todo[experiment.name]
+                for part in [(seed,) for seed in seeds] if experiment.by_seed else [seeds]:
+                    needs = experiment.needs(size, part)
+                    lab = Lab(size, part, kept, needs, measured, team, overview, asked, settings)
+                    found = _measured(experiment, lab)
+                    record = found if record is None else joined(record, found)
+                assert record is not None
+                record = experiment.concluded(record)
                 done.append(Reproduced(record, write(experiment, record, Path(out)) if team.leads else ()))
             return done
     except InterruptedTraining:
@@ -185,16 +206,37 @@ def needs_of(
 def all_needs(
     experiments: Sequence[Experiment],
     scale: Scale,
-    seeds: Sequence[int],
+    seeds: Mapping[str, Sequence[int]],
     settings: Sequence[str] = (),
 ) -> dict[str, Need]:
-    """What several experiments need, each training once under the first of its names, those they begin with first."""
+    """What several experiments need for their seeds, each training once, under its first name; earlier ones first."""
     unique: dict[str, tuple[str, Need]] = {}
     for experiment in experiments:
-        for name, need in needs_of(experiment, scale, seeds, settings).items():
+        for name, need in needs_of(experiment, scale, seeds[experiment.name], settings).items():
             for title, each in _with_those_before(f"{experiment.name}, {name}", need):
                 unique.setdefault(each.key, (title, each))
     return dict(unique.values())
+
+
+def known_seeds(
+    experiments: Sequence[Experiment], scale: Scale, out: Path, settings: Sequence[str]
+) -> dict[str, Reproduction]:
+    """The records that can grow by seeds; raises for one that was made with another text or other settings."""
+    now = {"source": scale.data.source, "set": list(settings), "positions": list(scale.tried)}
+    records = {}
+    for experiment in experiments:
+        path = out / scale.name / f"{experiment.name}.json"
+        if experiment.by_seed and path.is_file():
+            records[experiment.name] = record = read_body(path, Reproduction)
+            before, given = same_settings(record.settings), same_settings(now)
+            if differ := [name for name in given if before.get(name) != given[name]]:
+                raise SelattnError(f"{path} was made with other settings ({', '.join(differ)}): give another --out")
+    return records
+
+
+def lacking(seeds: Sequence[int], record: Reproduction | None) -> tuple[int, ...]:
+    """The seeds that are not in a record."""
+    return tuple(seed for seed in seeds if record is None or seed not in record.seeds)
 
 
 def _with_those_before(name: str, need: Need) -> Iterator[tuple[str, Need]]:
@@ -216,7 +258,8 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
     for name in lab.needs:
         lab.trained(name)  # for the record, also those that the measurement reads another way
     measured = experiment.evaluate(lab)
-    record = Reproduction(
+    made = {"measured": [portable_fields(to_json(provenance(lab.seeds[0])))]} if experiment.by_seed else {}
+    return Reproduction(
         experiment=experiment.name,
         paper=experiment.paper,
         sentence=experiment.sentence,
@@ -228,9 +271,8 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
         notes=measured.notes,
         settings=lab.settings,
         models=tuple(each.used(name) for name, each in lab.used.items()),
-        details=measured.details,
+        details={**measured.details, **made},
     )
-    return experiment.concluded(record)
 
 
 def _read(lab: Lab) -> str:

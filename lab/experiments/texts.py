@@ -45,7 +45,7 @@ WINDOW = "Window+4"
 ROWS, SEARCH_ROWS, RECALL_ROWS = 24, 16, 32  # of each text, of the search part, and for each measure of recall
 TIMES = 16  # how many times smaller the caches of the table are
 SEARCH, MEAN, KEPT = "search", "mean of the texts", "kept"
-_BATCH = 16
+_BATCH = 4  # rows
 _FAR = (1 / 8, 1 / 4, 1 / 2, 7 / 8)  # of the context: distances of pairs
 _AT_STANDARD, _AT_OWN = "times less memory at the standard loss", f"times less memory within {GAIN} nats of its own"
 
@@ -226,11 +226,11 @@ def _logits(model: LanguageModel, ids: Tensor, setting: Setting) -> Iterator[tup
 
 def row_losses(model: LanguageModel, ids: Tensor, setting: Setting) -> list[float]:
     """The mean loss of each row of [R, N] in nats per token, the first token left out."""
-    found = [
-        nn.functional.cross_entropy(logits[:, :-1].transpose(1, 2), part[:, 1:], reduction="none").double().mean(-1)
+    return [
+        float(nn.functional.cross_entropy(of_row[:-1], row[1:], reduction="none").double().mean())
         for part, logits in _logits(model, ids, setting)
+        for row, of_row in zip(part, logits, strict=True)
     ]
-    return torch.cat(found).tolist()
 
 
 def recall(model: LanguageModel, rows: Tensor, setting: Setting) -> dict[str, NeedleScore]:
@@ -266,34 +266,31 @@ def _beside(ours: Setting) -> Setting:
     return replace(ours, policy=WINDOW, how=how)
 
 
-def cells_of(found: Sequence[MeasuredSeed], policies: Policies, missing: dict[str, str]) -> Iterator[Cell]:
+def cells_of(seed: MeasuredSeed, policies: Policies, missing: dict[str, str]) -> Iterator[Cell]:
     """The table: losses, differences, what F adds, factors, recall; and rows of what was not run, with the reason."""
-    first, at = found[0], found[0].at
     base = next(iter(policies))  # the model that the others are held against
-    columns = (*first.texts, MEAN)
-    shown = [s for s in first.found if s.how in (KEPT, _same(at), _searched(at))]
+    columns = (*seed.texts, MEAN)
+    shown = [each for each in seed.found if each.how in (KEPT, _same(seed.at), _searched(seed.at))]
     for setting, text in product(shown, columns):
-        yield Cell(setting.row, text, tuple(each.found[setting].mean(text) for each in found))
+        yield Cell(setting.row, text, (seed.found[setting].mean(text),))
     for (what, reason), text in product(missing.items(), columns):
-        yield Cell(f"{what}: not run ({reason})", text, (None,) * len(found))
+        yield Cell(f"{what}: not run ({reason})", text, (None,))
     pairs = [(each, Setting(base), f"less {Setting(base).row}") for each in shown if each != Setting(base)]
-    pairs += [(each, _beside(each), f"less {WINDOW}") for each in first.found if each.policy == "F"]
+    pairs += [(each, _beside(each), f"less {WINDOW}") for each in seed.found if each.policy == "F"]
     for (these, those, less), text in product(pairs, columns):
-        if those in first.found:
-            both = [each.found[these].less(each.found[those], text) for each in found]
-            yield Cell(f"{these.row}, {less}", text, tuple(difference for difference, _ in both))
-            errors = tuple(error for _, error in both)
-            yield Cell(f"{these.row}, {less}: standard error over rows", text, errors, digits=4)
+        if those in seed.found:
+            difference, error = seed.found[these].less(seed.found[those], text)
+            yield Cell(f"{these.row}, {less}", text, (difference,))
+            yield Cell(f"{these.row}, {less}: standard error over rows", text, (error,), digits=4)
     limits = ((_AT_STANDARD, base, 0.0), (_AT_OWN, "", GAIN))
     for kind, (what, whose, more), text in product(policies, limits, columns):
         for name in policies[kind]:
-            values = [x.factor(kind, name, text, x.found[Setting(whose or kind)].mean(text) + more) for x in found]
-            yield Cell(f"{Setting(kind, name, '').row}, {what}", text, tuple(values), digits=1)
-    for setting in first.recall:
-        for place in first.recall[setting]:
-            scores = [measured.recall[setting][place] for measured in found]
-            yield Cell(f"{setting.row}, nats a token read", place, tuple(x.gain for x in scores))
-            yield Cell(f"{setting.row}, recalled", place, tuple(x.right for x in scores), percent=True, digits=1)
+            factor = seed.factor(kind, name, text, seed.found[Setting(whose or kind)].mean(text) + more)
+            yield Cell(f"{Setting(kind, name, '').row}, {what}", text, (factor,), digits=1)
+    for setting, scores in seed.recall.items():
+        for place, each in scores.items():
+            yield Cell(f"{setting.row}, nats a token read", place, (each.gain,))
+            yield Cell(f"{setting.row}, recalled", place, (each.right,), percent=True, digits=1)
 
 
 def _missing(policies: Policies) -> dict[str, str]:
@@ -372,29 +369,32 @@ class Grid:
         return with_seeds(runs, seeds)
 
     def evaluate(self, lab: Lab) -> Measured:
-        found = [MeasuredSeed(lab, self.policies, seed) for seed in lab.seeds]
+        (number,) = lab.seeds
+        seed = MeasuredSeed(lab, self.policies, number)
         lab.settings |= {"rows": ROWS, "search_rows": SEARCH_ROWS, "recall_rows": RECALL_ROWS}
-        lab.settings |= {"tokens": found[0].checksums, "joined": found[0].joined}
+        lab.settings |= {"tokens": seed.checksums, "joined": seed.joined}
         details = {
             "policies": {kind: list(names) for kind, names in self.policies.items()},
-            "at": found[0].at,
-            "losses": [{s.row: {t: round(x.mean(t), 5) for t in m.texts} for s, x in m.found.items()} for m in found],
-            "budgets": [{s.row: list(s.budgets) for s in m.found if s.budgets is not None} for m in found],
+            "at": seed.at,
+            "losses": [{s.row: {t: round(x.mean(t), 5) for t in seed.texts} for s, x in seed.found.items()}],
+            "budgets": [{s.row: list(s.budgets) for s in seed.found if s.budgets is not None}],
         }
-        return Measured(tuple(cells_of(found, self.policies, _missing(self.policies))), details=details)
+        return Measured(tuple(cells_of(seed, self.policies, _missing(self.policies))), details=details)
 
 
-_ALL, _PAIR = tuple(POLICIES), Grid({STANDARD: (), SELECTIVE: ()})
+_ALL = tuple(POLICIES)
+_PAIR = Grid({STANDARD: _ALL[1:], SELECTIVE: _ALL})
+_TEXTS = Grid({**_PAIR.policies, MEMORY: _ALL})
 _LATE = Grid({ON_STANDARD: (), LATE: ("F", WINDOW)})
-_TEXTS = Grid({STANDARD: _ALL[1:], SELECTIVE: _ALL, MEMORY: _ALL})
+_WHOLE = Grid({STANDARD: (), SELECTIVE: ()})
 EXPERIMENTS = tuple(
-    Experiment(name, "open: other texts", sentence, grid.needs, grid.evaluate, conclude=conclude)
+    Experiment(name, "open: other texts", sentence, grid.needs, grid.evaluate, conclude=conclude, by_seed=True)
     for name, grid, sentence in (
-        ("texts", _TEXTS, "losses and recall on many texts, of every model under every policy"),
-        ("texts-pair", _PAIR, "losses on many texts with everything kept"),
-        ("texts-learned", replace(_PAIR, positions="learned"), "the same with learned positions, as in the paper"),
-        ("texts-long", replace(_PAIR, longer=2), "the same after twice as many tokens"),
-        ("texts-large", replace(_PAIR, longer=2, d=6), "the same with twice the size"),
+        ("texts-pair", _PAIR, "losses and recall on many texts, of standard and selective models under every policy"),
+        ("texts", _TEXTS, "the same with the memory loss beside them"),
+        ("texts-learned", replace(_WHOLE, positions="learned"), "losses on many texts with learned positions"),
+        ("texts-long", replace(_WHOLE, longer=2), "losses on many texts after twice as many tokens"),
+        ("texts-large", replace(_WHOLE, longer=2, d=6), "losses on many texts, of models of twice the size"),
         ("texts-late", _LATE, "the memory loss at the end of training, on many texts"),
     )
 )

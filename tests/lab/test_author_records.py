@@ -10,10 +10,11 @@ import pytest
 from lab import experiments
 from lab.engine.experiment import Need
 from lab.engine.losses import by_positions
-from lab.engine.records import Reproduction
+from lab.engine.records import Cell, Measured, Reproduction
 from lab.engine.run import needs_of, reproduce
 from lab.engine.store import Store
 from lab.scales import find_scale
+from selattn.cli.main import BAD_INPUT
 from selattn.errors import SelattnError
 from selattn.training import train
 from selattn.training.config import Optimizer, Schedule
@@ -47,6 +48,36 @@ def test_seeds_are_added_without_the_weights_of_the_others(tmp_path, monkeypatch
     assert record.cells == whole.cells
     assert [model.name for model in record.models] == [model.name for model in whole.models]
     assert record.models[:2] == first.models  # with the date, commit and machine of their training
+
+
+def _one_seed(lab):
+    (seed,) = lab.seeds
+    cells = (Cell("loss", "selective", (lab.trained("selective", seed).score().loss,)),)
+    return Measured(cells, details={"losses": list(lab.losses("selective")), "of": "all"})
+
+
+def test_a_table_that_is_measured_by_seed_grows_without_the_models_of_the_others(tmp_path, monkeypatch):
+    only(monkeypatch, dataclasses.replace(TINY, evaluate=_one_seed, by_seed=True))
+    reproduce("tiny", seeds=(2, 0), store=tmp_path / "here", out=tmp_path / "out")
+    words = ["tiny", "--seeds", "0,1", "--extend", "--out", str(tmp_path / "out"), "--store"]
+    assert records([*words, str(tmp_path / "there")]) == 0
+    assert len(list((tmp_path / "there").rglob("training_record.json"))) == 2
+    record = read_body(tmp_path / "out/smoke/tiny.json", Reproduction)
+    assert record.seeds == (2, 0, 1)
+    assert [each["seed"] for each in record.details["measured"]] == [2, 0, 1]
+    assert records([*words, str(tmp_path / "nowhere")]) == 0  # nothing is lacking
+    assert not (tmp_path / "nowhere/models").exists()
+    assert read_body(tmp_path / "out/smoke/tiny.json", Reproduction) == record
+    whole = reproduce("tiny", seeds=(2, 0, 1), store=tmp_path / "anew", out=tmp_path / "other")[0].record
+    assert (record.cells, record.details["losses"]) == (whole.cells, whole.details["losses"])
+
+
+def test_seeds_of_other_settings_are_not_joined(tmp_path, monkeypatch, capsys):
+    only(monkeypatch, dataclasses.replace(TINY, evaluate=_one_seed, by_seed=True))
+    reproduce("tiny", seeds=(0,), store=tmp_path / "here", out=tmp_path / "out", settings=["optimizer.lr=0.001"])
+    words = ["tiny", "--seeds", "1", "--extend", "--out", str(tmp_path / "out"), "--store", str(tmp_path / "here")]
+    assert records(words) == BAD_INPUT
+    assert "was made with other settings (set): give another --out" in capsys.readouterr().err
 
 
 def test_nothing_is_taken_from_records_unless_that_is_asked_for(tmp_path):

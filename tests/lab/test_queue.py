@@ -138,6 +138,15 @@ def test_a_signal_is_passed_on_and_nothing_new_begins(tmp_path):
     assert (state.failed, state.running, set(state.seconds)) == ({}, {}, {"a"})
 
 
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="sessions are no groups here")
+def test_niceness_counts_among_sessions(tmp_path):
+    said = tmp_path / "said"
+    command = ["sh", "-c", f"sleep 0.5; cat /proc/self/autogroup > {said}; nice >> {said}"]
+    Queue([Job("a", ())], tmp_path, 1, 7, command=lambda job: command).run()
+    group, own = said.read_text().splitlines()
+    assert (group.partition(" nice ")[2], own) == ("7", "7")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

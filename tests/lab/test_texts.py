@@ -1,6 +1,7 @@
 """Rows of texts, losses paired by row, recall of pairs, and the whole grid at the smoke scale."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,8 +9,11 @@ import pytest
 import torch
 
 from lab.__main__ import main as lab
+from lab.engine.records import Reproduction
 from lab.experiments.texts import MEAN, RowLosses, Setting, pieces, recall, row_losses
 from selattn.cli.main import BAD_INPUT
+from selattn.utils.records import read_body
+from tools.records import main as records
 
 VOCABULARY = 64
 
@@ -92,13 +96,42 @@ def test_a_text_that_is_no_mixture_is_refused(tmp_path, capsys):
     assert "'python -m lab mixture' writes: give --source FOLDER/mixture" in capsys.readouterr().err
 
 
+@pytest.fixture
+def few_rows(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name, count in (("ROWS", 4), ("SEARCH_ROWS", 2), ("RECALL_ROWS", 4)):
+        monkeypatch.setattr(f"lab.experiments.texts.{name}", count)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_grid_at_the_smoke_scale(tmp_path, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr("lab.experiments.texts.ROWS", 4)
-    monkeypatch.setattr("lab.experiments.texts.SEARCH_ROWS", 2)
-    monkeypatch.setattr("lab.experiments.texts.RECALL_ROWS", 4)
+def test_a_record_grows_by_seeds_as_if_they_were_measured_together(tmp_path, few_rows):
+    def record(folder):
+        file = tmp_path / folder / "smoke/texts-learned.json"
+        return read_body(file, Reproduction), json.loads(file.read_text())
+
+    words = ["texts-learned", "--store", str(tmp_path / "store"), "--out"]
+    assert lab([*words, str(tmp_path / "whole"), "--seeds", "0,1"]) == 0
+    whole, _ = record("whole")
+    assert records([*words, str(tmp_path / "grown"), "--seeds", "0"]) == 0
+    _, first = record("grown")
+    assert records([*words, str(tmp_path / "grown"), "--seeds", "0,1", "--extend"]) == 0
+    grown, second = record("grown")
+    measured = {"measured": whole.details["measured"]}
+    assert replace(grown, details={**grown.details, **measured}) == whole
+    assert len(whole.claims) == 2
+    assert all(len(each.values) == 2 for each in (*whole.cells, *whole.claims))
+    assert second["details"]["measured"][0] == first["details"]["measured"][0]  # when and where stays as it was
+    assert [each["seed"] for each in second["details"]["measured"]] == [0, 1]
+
+    other = {**first, "settings": {**first["settings"], "tokens": {"held-out documents": "another text"}}}
+    (tmp_path / "grown/smoke/texts-learned.json").write_text(json.dumps(other))
+    assert records([*words, str(tmp_path / "grown"), "--seeds", "1", "--extend"]) == BAD_INPUT
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_grid_at_the_smoke_scale(tmp_path, few_rows):
     assert lab(["texts", "texts-late", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]) == 0
     record = json.loads((tmp_path / "out/smoke/texts.json").read_text())
     rows = {cell["row"] for cell in record["cells"]}
