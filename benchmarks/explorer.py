@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from selattn.data.embedded import embedded_documents
+from selattn.data.sources import embedded_documents
 from selattn.evaluation.traces import Trace, pack_steps
 from selattn.evaluation.tracing import trace as trace_of
 from selattn.models.loading import load

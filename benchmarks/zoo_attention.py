@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selattn import SelectiveForCausalLM
 from selattn.data import Tokenizer, read_tokenizer
-from selattn.data.text import documents
+from selattn.data.sources import documents
 from selattn.evaluation import speed
 from selattn.evaluation.speed import RIVAL, medians
 from selattn.models.loading import find_folder

@@ -8,7 +8,7 @@ import torch
 import selattn
 from selattn import Budgets, Policy, Window
 from selattn.data import Reading
-from selattn.data.sentencepiece import from_sentencepiece
+from selattn.data.tokenizer import from_sentencepiece
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches

@@ -197,7 +197,7 @@ def check_reading(args: argparse.Namespace, sources: Sequence[str]) -> None:
     """Raise for a setting that none of the sources has a use for."""
     if args.given.isdisjoint(READING):
         return
-    from selattn.data.text import settings_of
+    from selattn.data.sources import settings_of
 
     useful = {setting for source in sources for setting in settings_of(source)}
     refuse(args, [name for name in READING if name not in useful], f"{', '.join(sources)} has no use for it")

@@ -4,12 +4,12 @@ Every dataset is map-style: `len(ds)`, and `ds[i]` is a dict of 1-D int64 tensor
 (-100 where there is no loss, not shifted), `attention_mask` if rows can be padded, `position_ids` if they are packed.
 """
 
-from selattn.data.corpus import build_corpus, store_for, tokenizer_for
 from selattn.data.rows import DocumentRows, PackedRows, Shuffled, check_vocabulary
-from selattn.data.store import TokenStore, build_store
+from selattn.data.sources import Reading, documents
+from selattn.data.store import TokenStore, build_corpus, build_store, store_for
 from selattn.data.task import Task
-from selattn.data.text import Reading, documents
 from selattn.data.tokenizer import Tokenizer, read_tokenizer
+from selattn.data.vocabulary import tokenizer_for
 
 __all__ = [
     "DocumentRows",

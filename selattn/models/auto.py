@@ -9,7 +9,7 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 from transformers.models.auto import modeling_auto
 
-from selattn.data.selective_tokenizer import SelectiveTokenizer
+from selattn.data.tokenizer import SelectiveTokenizer
 from selattn.models.causal_lm import SelectiveForCausalLM
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel

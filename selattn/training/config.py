@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from selattn.data.task import Task
-from selattn.data.text import Reading
+from selattn.data.sources import Reading
 from selattn.errors import SelattnError, shortened
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class TextData:
     """Documents of text as training data.
 
     Args:
-        source: what `selattn.data.text.documents` takes: a name (c4, wikitext, lm1b, embedded), a file or a folder.
+        source: what `selattn.data.sources.documents` takes: a name (c4, wikitext, lm1b, embedded), a file or a folder.
         column: where `.jsonl` files and the hub have the text.
-        separator: what stands between the documents of a `.txt` file, see `selattn.data.text.Reading`.
+        separator: what stands between the documents of a `.txt` file, see `selattn.data.sources.Reading`.
         limit: read at most so many documents.
         validation: the share of documents that is held out, where the source has no validation part of its own.
         tokenizer: a folder with a tokenizer, or a SentencePiece model; None trains one on the training documents, or

@@ -7,7 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from selattn.conversion import conversion_run, convert
 from selattn.data import Tokenizer
-from selattn.data.sentencepiece import from_sentencepiece
+from selattn.data.tokenizer import from_sentencepiece
 from selattn.training.config import TextData
 from selattn.training.overrides import parsed
 from tests.evaluation.folders import pieces, text_file

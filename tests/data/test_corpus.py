@@ -13,12 +13,13 @@ from selattn.data import (
     TokenStore,
     build_corpus,
     build_store,
-    corpus,
     documents,
+    store,
     store_for,
     tokenizer_for,
+    vocabulary,
 )
-from selattn.data.text import identity
+from selattn.data.sources import identity
 from selattn.errors import SelattnError
 
 
@@ -32,14 +33,15 @@ def source(tmp_path, topics):
 @pytest.fixture
 def reads(monkeypatch):
     """How often the text was read."""
-    real, seen = corpus.documents, []
+    real, seen = documents, []
 
-    def documents(*args):
+    def read(*args):
         for text in real(*args):
             seen.append(text)
             yield text
 
-    monkeypatch.setattr(corpus, "documents", documents)
+    for place in (store, vocabulary):
+        monkeypatch.setattr(place, "documents", read)
     return seen
 
 

@@ -5,7 +5,7 @@ from itertools import islice
 
 import pytest
 
-from selattn.data.embedded import embedded_documents
+from selattn.data.sources import embedded_documents
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def hub(monkeypatch):
 
     hub = Hub()
     monkeypatch.setattr(datasets, "load_dataset", hub.load_dataset)
-    monkeypatch.setattr("selattn.data.hub._offline", lambda: False)
+    monkeypatch.setattr("selattn.data.sources._offline", lambda: False)
     return hub
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from selattn.data import Reading, documents
-from selattn.data.text import settings_of
+from selattn.data.sources import settings_of
 
 CHANGED = {"column": "body", "separator": "line", "validation": 0.9}
 

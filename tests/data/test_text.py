@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.data import Reading, documents, hub
-from selattn.data.text import division, identity, is_validation, name_of
+from selattn.data import Reading, documents, sources
+from selattn.data.sources import division, identity, is_validation, name_of
 from selattn.errors import SelattnError
 
 
@@ -70,7 +70,7 @@ def test_parts_that_a_source_has_of_its_own_stay_as_they_are(tmp_path, monkeypat
     for name in ("train", "valid"):
         (tmp_path / f"{name}.txt").write_text("the same\n\nthe same")
     assert list(documents(tmp_path, "validation")) == ["the same", "the same"]
-    monkeypatch.setattr(hub, "_load", lambda source, split: [{"text": "the same"}])
+    monkeypatch.setattr(sources, "_load", lambda source, split: [{"text": "the same"}])
     assert list(documents("c4", "validation")) == ["the same"]
 
 

@@ -5,7 +5,7 @@ import functools
 import torch
 
 from selattn.data import Tokenizer
-from selattn.data.sentencepiece import from_sentencepiece
+from selattn.data.tokenizer import from_sentencepiece
 from selattn.data.vocabulary import train_vocabulary
 from tests.models.tiny import tiny
 
