@@ -21,10 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from selattn.data import Reading, Tokenizer, documents
-from selattn.data.tokenizer import sentencepiece_from_llama2c
 from selattn.data.rows import DocumentRows
-from selattn.data.tokenizer import from_sentencepiece
 from selattn.data.store import build_store
+from selattn.data.tokenizer import from_sentencepiece, sentencepiece_from_llama2c
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.models import SelectiveForCausalLM, from_llama2c
 from selattn.utils import records

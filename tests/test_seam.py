@@ -8,8 +8,7 @@ import torch
 import selattn
 from selattn import Budgets, Policy, Window
 from selattn.data import Reading
-from selattn.data.tokenizer import from_sentencepiece
-from selattn.data.tokenizer import Tokenizer
+from selattn.data.tokenizer import Tokenizer, from_sentencepiece
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.speed import measure_decoding

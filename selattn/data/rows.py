@@ -7,7 +7,7 @@ Labels are not shifted, that is the model's part; a token without a loss has lab
 from __future__ import annotations
 
 from collections.abc import Sized
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -143,16 +143,8 @@ class Shuffled(Dataset[dict[str, Tensor]]):
         return self.rows.context  # type: ignore[attr-defined]
 
 
-class HasVocabulary(Protocol):
-    """A dataset, or a model's config."""
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of token ids."""
-
-
-def check_vocabulary(dataset: HasVocabulary, model_config: HasVocabulary) -> None:
-    """Raise unless the model has the dataset's vocabulary, or that rounded up to a multiple of 128.
+def check_vocabulary(dataset: Any, model_config: Any) -> None:
+    """Raise unless the `vocab_size` of the model is that of the dataset, or that rounded up to a multiple of 128.
 
     A model with too few tokens would fail at the first large id; one with far too many has had another tokenizer.
     """

@@ -37,7 +37,6 @@ _T = TypeVar("_T")
 # in it, tables of characters, what the user installed, and the reference itself, which is read as topics.
 _SKIPPED = {"test", "tests", "idle_test", "idlelib", "lib2to3", "encodings", "site-packages", "dist-packages"}
 _SKIPPED |= {"__pycache__", "pydoc_data", "turtledemo"}
-_Named = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 @dataclass(frozen=True)
@@ -318,7 +317,7 @@ def embedded_documents() -> Iterator[str]:
                 yield text
 
 
-def _docstrings(node: ast.Module | _Named, title: str) -> Iterator[str]:
+def _docstrings(node: Any, title: str) -> Iterator[str]:
     """The docstrings of a module or class and of all inside, each below the first line of what it documents."""
     docstring = ast.get_docstring(node, clean=False)
     if docstring and docstring.strip():
@@ -328,5 +327,5 @@ def _docstrings(node: ast.Module | _Named, title: str) -> Iterator[str]:
     for child in node.body:
         if isinstance(child, ast.ClassDef):
             yield from _docstrings(child, f"class {child.name}")
-        elif isinstance(child, _Named):
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from _docstrings(child, f"def {child.name}({ast.unparse(child.args)})")

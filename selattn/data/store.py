@@ -155,9 +155,7 @@ def store_for(
         settings.append(rule)
     path = cached("stores", source, split, *settings, cache=cache)
     # A store that is there was made of the same: its folder is named after everything that matters.
-    return _open_store(
-        path, documents(source, split, reading), tokenizer, label(source, split), eos, threads, progress
-    )
+    return _open_store(path, documents(source, split, reading), tokenizer, label(source, split), eos, threads, progress)
 
 
 def cached(kind: str, source: str | Path, what: object, *key: object, cache: Path | None = None) -> Path:

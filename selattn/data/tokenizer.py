@@ -1,4 +1,4 @@
-"""Tokenizers, read: a model's own, of transformers, or a SentencePiece or llama2.c model that is converted when it is read.
+"""Reading tokenizers: those of transformers; SentencePiece and llama2.c models are converted when they are read.
 
 Training, evaluation, search and pictures use `Tokenizer`. It is saved beside the weights as `tokenizer.json`, which
 `AutoTokenizer.from_pretrained` reads without selattn, too.

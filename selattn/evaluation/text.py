@@ -18,8 +18,8 @@ import numpy as np
 from torch import Tensor
 
 from selattn.data import DocumentRows, PackedRows, Reading, Tokenizer, TokenStore, store_for
-from selattn.data.store import label
 from selattn.data.draws import shuffled
+from selattn.data.store import label
 from selattn.errors import SelattnError
 from selattn.utils.typed import to_json
 

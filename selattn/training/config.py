@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from selattn.data.task import Task
 from selattn.data.sources import Reading
+from selattn.data.task import Task
 from selattn.errors import SelattnError, shortened
 
 if TYPE_CHECKING:

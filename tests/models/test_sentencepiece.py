@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, pipeline
 
-from selattn.data.tokenizer import from_sentencepiece
-from selattn.data.tokenizer import read_tokenizer
+from selattn.data.tokenizer import from_sentencepiece, read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from tests.models import vocabulary

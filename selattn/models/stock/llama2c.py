@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from selattn.data.tokenizer import sentencepiece_from_llama2c
-from selattn.data.tokenizer import from_sentencepiece
-from selattn.data.tokenizer import Tokenizer
+from selattn.data.tokenizer import Tokenizer, from_sentencepiece, sentencepiece_from_llama2c
 from selattn.errors import SelattnError
 from selattn.models.llama2c import from_llama2c, llama2c_files
 from selattn.models.stock.classes import config_class

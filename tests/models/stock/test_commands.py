@@ -8,8 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertModel
 
 from selattn.cli.main import main
-from selattn.data.tokenizer import sentencepiece_from_llama2c
-from selattn.data.tokenizer import from_sentencepiece
+from selattn.data.tokenizer import from_sentencepiece, sentencepiece_from_llama2c
 from tests.evaluation.folders import text_file
 from tests.models.stock.families import tiny
 from tests.models.stock.llama2c import PIECES, write_checkpoint, write_tokenizer
