@@ -1,5 +1,6 @@
 """The benchmarks run, at sizes that say nothing, and write the records that documents read."""
 
+import json
 import os
 import subprocess
 import sys
@@ -16,8 +17,7 @@ from tests import forked
 from tests.conversion.tiny import llama_folder
 from tests.evaluation.folders import model_folder, pieces, text_file
 from tests.models.stock.llama2c import write_checkpoint, write_tokenizer
-from tools.numbers import ROOT, corrected, faults
-from tools.sources import Node, read_records
+from tools.tables import ROOT, decoding
 
 
 def run(name, folder, *options, **more):
@@ -66,11 +66,9 @@ def test_standard_attention_is_compared_in_both_dtypes(tmp_path):
             assert row[f"{what}_ratio"] == pytest.approx(row[what]["cpu"] / row[what]["flash"])
 
 
-def test_a_page_makes_its_table_of_the_record(decode):
-    known = read_records(ROOT / "results") | {"decode": Node(decode, "decode")}
-    page = corrected((ROOT / "docs" / "cache.md").read_text(), known)
-    assert faults(page, known) == []
-    assert "\n| 3 | 40 | " in page
+def test_the_table_of_decoding_is_made_of_the_record(decode, tmp_path):
+    (tmp_path / "decode.json").write_text(json.dumps(decode))
+    assert "\n| 3 | 40 | " in decoding(tmp_path)
 
 
 @pytest.mark.slow

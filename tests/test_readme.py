@@ -38,7 +38,6 @@ def test_python_snippets_run(document, tmp_path, monkeypatch):
 def test_the_readme_is_short_and_has_an_example():
     assert "```python\n" in README
     assert README.count("\n") <= 180
-    assert "<!-- numbers" not in README
 
 
 def tree():

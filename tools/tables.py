@@ -11,7 +11,9 @@ A table stands between two lines that readers do not see, of which the first nam
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Callable
@@ -25,7 +27,7 @@ from selattn.utils.tables import Table
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BETWEEN = re.compile(r"^<!-- table: (?P<name>.*) -->\n(?P<table>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
+BETWEEN = re.compile(r"^<!-- table: (?P<name>[^\n]*) -->\n(?P<table>.*?)^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
 def what_you_get(results: Path) -> str:
@@ -132,7 +134,320 @@ def _decoding(record: dict[str, Any], batch: int = 16, context: int = 2048) -> R
     )
 
 
-TABLES: dict[str, Callable[[Path], str]] = {"what-you-get": what_you_get}
+def decoding(results: Path) -> str:
+    """Our decoder beside a stock Llama of its size."""
+    return _decoding_rows(read_record(results / "decode.json"))
+
+
+def decoding_stock(results: Path) -> str:
+    """A stock Llama that was made selective beside itself."""
+    return _decoding_rows(read_record(results / "decode_stock.json"))
+
+
+def _decoding_rows(record: dict[str, Any]) -> str:
+    head = ("batch", "context", "Llama's fastest cache", "its tokens per second", "16x budgets", "no budgets")
+    rows = []
+    for row in record["rows"]:
+        times = row["times_faster_than"][row["best"]]
+        pruned = times["16x budgets"]
+        rows.append(
+            (
+                f"{row['batch']}",
+                f"{row['context']:,}",
+                row["best"],
+                f"{row['tokens_per_second'][row['best']]['median']:,.0f}",
+                f"{pruned['median']:.2f}x ({pruned['low']:.2f} to {pruned['high']:.2f})",
+                f"{times['no budgets']['median']:.2f}x",
+            )
+        )
+    return Table(head, rows).grid()
+
+
+def kernel_worst_case(results: Path) -> str:
+    """The backends where nothing is ever forgotten, as multiples of flash attention's time."""
+    rows = [
+        (f"{row['n']:,}", f"`{row['backend']}`", f"{row['forward_ratio']:.2f}", f"{row['both_ratio']:.2f}")
+        for row in read_record(results / "attention.json")["nothing"]
+        if row["backend"] in ("reference", "chunked", "cpu") and row["n"] in (512, 2048, 4096)
+    ]
+    return Table(("N", "backend", "forward", "forward + backward"), rows).grid()
+
+
+def kernel_living(results: Path) -> str:
+    """The compiled kernel where columns are dead, as multiples of flash attention's time."""
+    zoo = read_record(results / "zoo_attention.json")
+    inputs = [
+        (f"random inputs, N = {row['n']:,}", row)
+        for row in read_record(results / "attention.json")["random"]
+        if row["backend"] == "cpu" and row["n"] in (512, 2048, 4096)
+    ]
+    inputs += [
+        (f"`{zoo['model']}`, all layers, N = {zoo['n']:,}", row) for row in zoo["rows"] if row["what"] == "all layers"
+    ]
+    rows = [
+        (name, f"{row['living']:.0%}", f"{row['forward_ratio']:.2f}", f"{row['both_ratio']:.2f}")
+        for name, row in inputs
+    ]
+    return Table(("", "pairs alive", "forward", "forward + backward"), rows).grid()
+
+
+def kernel_standard(results: Path) -> str:
+    """Standard attention in the compiled kernel, as multiples of flash attention's time."""
+    rows = [
+        (row["dtype"], f"{row['n']:,}", f"{row['forward_ratio']:.2f}", f"{row['both_ratio']:.2f}")
+        for row in read_record(results / "standard_attention.json")["rows"]
+        if row["threads"] == 2
+    ]
+    return Table(("dtype", "N", "forward", "forward + backward"), rows).grid()
+
+
+def gpu_compiled(results: Path) -> str:
+    """Registers and memory of the kernels that were compiled for GPUs."""
+    head = ("card", "dtype", "head", "kernels", "fit", "shared memory, KB", "spills, forward", "backward", "decoding")
+    rows = [
+        (
+            f"sm_{row['target']}",
+            row["dtype"],
+            *(f"{row[name]}" for name in ("size", "kernels", "fit")),
+            f"{row['shared'] / 1024:.0f}",
+            *(f"{row[f'spills_{name}']}" for name in ("forward", "backward", "decode")),
+        )
+        for row in read_record(results / "gpu_compile.json")["targets"]
+    ]
+    return Table(head, rows).grid()
+
+
+def gpu_predicted(results: Path) -> str:
+    """Predicted times on two cards."""
+    head = ("card", "N", "alive", "forward, ms", "times flash", "with backward, ms", "times flash, both")
+    rows = [
+        (
+            row["card"],
+            f"{row['n']:,}",
+            f"{row['living']:.0%}",
+            *(f"{row[name]:.2f}" for name in ("forward_ms", "forward_ratio", "both_ms", "both_ratio")),
+        )
+        for row in read_record(results / "gpu_cost.json")["rows"]
+        if row["heads"] == 16 and row["dim"] == 64 and row["n"] in (8192, 32768)
+    ]
+    return Table(head, rows).grid()
+
+
+def recipes(results: Path) -> str:
+    """Conversion of stories260K, with the same budget in every layer."""
+    record = read_record(results / "conversion.json")
+
+    def factors(each: dict[str, Any]) -> tuple[str, str]:
+        return _spread(each["equal"], 1), _spread(each["0.01 above"], 1)
+
+    loss = record["original"]["unpruned"]["choice"]
+    rows = [
+        ("the original", f"`{row['policy']}`", f"{loss:.4f}", *factors(row["factor"]))
+        for row in record["original"]["uniform"]
+    ]
+    for name, policy, summary in _converted_with(record):
+        loss = record["summary"][name]["unpruned"]["mean"]
+        rows.append((name, f"`{policy}`", f"{loss:.4f}", *factors(summary["factor"])))
+    return Table(("recipe", "policy", "loss, unpruned", "factor, equal", "factor, +0.01"), rows).grid()
+
+
+def recipes_by_layer(results: Path) -> str:
+    """Conversion of stories260K, with a budget searched for each layer."""
+    record = read_record(results / "conversion.json")
+    rows = [
+        (
+            "the original",
+            f"`{row['policy']}`",
+            f"{row['8 times']['above the original']:+.4f}",
+            _spread(row["equal"] and row["equal"]["factor"], 1),
+        )
+        for row in record["original"]["by layer"]
+    ]
+    for name, policy, summary in _converted_with(record):
+        if layered := summary.get("by layer"):
+            cost, factor = layered["8 times, above the original"], layered["factor at equal search loss"]
+            rows.append((name, f"`{policy}`", _spread(cost, 4), _spread(factor, 1)))
+    return Table(("", "policy", "8 times less memory", "factor, equal when searched"), rows).grid()
+
+
+def _converted_with(record: dict[str, Any]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Recipes, the policies that each was measured with, and the measurements."""
+    return [
+        (name, policy, summary)
+        for name, policies in record["summary"].items()
+        for policy, summary in policies.items()
+        if policy not in ("seeds", "unpruned")
+    ]
+
+
+def pretrained(results: Path) -> str:
+    """Conversion of SmolLM2-135M-Instruct: losses with 1 to 8 times less memory, and passkeys."""
+    record = read_record(results / "convert_pretrained.json")
+    rows = [
+        (
+            name,
+            *(f"{line['losses'][factor]:.4f}" for factor in ("1", "2", "4", "8")),
+            *(_spread(line["factor"][which], 1) for which in ("equal", "1% more")),
+            *(f"{line[f'{factor} times less']['passkeys']} of {record['items']}" for factor in (1, 4)),
+        )
+        for name, line in record["lines"].items()
+    ]
+    head = ("", "1x", "2x", "4x", "8x", "factor, equal", "factor, +1%", "passkeys, unpruned", "passkeys, 4x")
+    return Table(head, rows).grid()
+
+
+def policies_stories260k(results: Path) -> str:
+    """Stock policies on stories260K."""
+    return _policies(read_record(results / "stock_stories260K.json"))
+
+
+def policies_smollm2(results: Path) -> str:
+    """Stock policies on SmolLM2-135M-Instruct."""
+    return _policies(read_record(results / "stock_smollm2.json"))
+
+
+def _policies(record: dict[str, Any]) -> str:
+    passkeys = ("passkeys",) if "passkeys" in record["rows"][0] else ()
+    rows = [
+        (row["policy"] or "none", f"{row['factor']}", f"{row['loss']:.4f}", *(f"{row[each]}" for each in passkeys))
+        for row in record["rows"]
+    ]
+    return Table(("policy", "times less", "loss", *passkeys), rows).grid()
+
+
+def mixture(results: Path) -> str:
+    """Documents and millions of characters of each source of the mixture."""
+    record = json.loads((results / "mixture.json").read_text())
+
+    def count(part: str, source: str) -> str:
+        sizes = record[part]
+        return f"{sizes[f'{source}: documents']:,} / {sizes[f'{source}: characters'] / 1e6:.2f}"
+
+    def cells(source: str) -> tuple[str, ...]:
+        if f"unseen/{source}" in record:
+            return "-", "-", "-", "-", count(f"unseen/{source}", source)
+        parts = ("mixture/train", "mixture/validation", "mixture/test", "search")
+        return *(count(part, source) for part in parts), "-"
+
+    duplicates = record["near-duplicates left out"]
+    sources = sorted(duplicates, key=lambda source: (f"unseen/{source}" in record, source))
+    rows = [(source, *cells(source), f"{duplicates[source]}") for source in sources]
+    head = ("source", "training", "validation", "test", "search", "unseen", "near-duplicates left out")
+    return Table(head, rows).grid()
+
+
+def trade_off(results: Path) -> str:
+    """The loss of each kind of model with everything kept that it ever reads, and how many tokens that is."""
+    record = read_record(results / "tradeoff.json")
+    text = next(iter(record["texts"]))
+    rows = [("standard", f"{record['context']}", _spread_of(record["baseline"]["losses"][text], 3))]
+    for curve in record["curves"]:
+        if curve["name"] not in ("H2O", "TOVA", "Window+4"):  # the standard model again
+            whole = curve["points"][0]
+            rows.append((curve["name"], f"{whole['kv_size']:.0f}", _spread_of(whole["losses"][text], 3)))
+    return Table(("", "tokens held", "loss"), rows).grid()
+
+
+def search_cost(results: Path) -> str:
+    """How many layers each mode of the search runs."""
+    rows = [
+        (
+            "floor" if name == "floor" else f"tolerance {name.removesuffix(' nats')}",
+            f"{row['lazy']['literal']:,}",
+            *(f"{row[mode]['layer_evaluations']:,.0f}" for mode in ("exact", "lazy")),
+            f"{row['times_fewer_than_literal']:.1f}",
+            *(f"{row[mode]['memory_factor']:.2f}" for mode in ("exact", "lazy")),
+        )
+        for name, row in read_record(results / "search.json")["thresholds"].items()
+    ]
+    return Table(("until", "literal", "exact", "lazy", "literal / lazy", "factor, exact", "factor, lazy"), rows).grid()
+
+
+def searches(results: Path) -> str:
+    """Budgets that were found for small models."""
+    rows = []
+    for kind, name in (("selective", "selective"), ("memory", "selective with the memory loss")):
+        for seed in range(3):
+            record = read_record(results / f"prune/{kind}-seed{seed}.json")
+            losses = (f"{record['report'][each]:.4f}" for each in ("unpruned", "pruned", "baseline"))
+            budgets = ", ".join(map(str, record["budgets"]))
+            rows.append((name, f"{seed}", *losses, budgets, f"{record['memory_factor']:.0f}"))
+    head = ("", "seed", "unpruned", "with the budgets found", "the standard model", "budgets", "factor")
+    return Table(head, rows).grid()
+
+
+def under_budgets(results: Path) -> str:
+    """Losses after a little training with budgets in force, and without."""
+    record = read_record(results / "training_under_budgets.json")
+    losses = {model["model"]: next(iter(model["text"].values()))["loss"] for model in record["models"]}
+
+    def loss(model: str, budgets: str) -> str:
+        return _spread_of([losses[f"runs/{model}-seed{seed}@{budgets}"] for seed in range(3)], 3)
+
+    before, after, without = "studies/lm_comparison/zoo-selective", "under/with", "under/without"
+    rows = [
+        ("as it was", loss(before, "4"), loss(before, "none")),
+        ("60 steps with these budgets in force", loss(after, "4"), loss(after, "none")),
+        ("60 steps without budgets", loss(without, "4"), ""),
+    ]
+    return Table(("", "loss with K = 4", "unpruned"), rows).grid()
+
+
+def t5(results: Path) -> str:
+    """Validation losses of T5 during its training."""
+    return _losses_by_step(results / "t5.json", {"standard": "t5-tiny-standard", "selective": "t5-tiny-selective"})
+
+
+def language_models(results: Path) -> str:
+    """Validation losses of small language models during their training."""
+    runs = {"standard": "zoo-standard", "selective": "zoo-selective", "selective with the memory loss": "zoo-memory"}
+    return _losses_by_step(results / "lm_comparison.json", runs, (100, 300, 500, 1000, 1500))
+
+
+def _losses_by_step(path: Path, runs: dict[str, str], steps: tuple[int, ...] = (100, 200, 400)) -> str:
+    summary = read_record(path)["summary"]
+    rows = [
+        (f"{step:,}", *(_spread(summary[run]["by_step"][str(step)]["validation_loss"], 3) for run in runs.values()))
+        for step in steps
+    ]
+    return Table(("step", *runs), rows).grid()
+
+
+def _spread(value: dict[str, float | None] | float | None, digits: int) -> str:
+    """A number, or mean and range over seeds: "4.955 (4.831 to 5.034)"; "never" if a seed has no such number."""
+    if not isinstance(value, dict):
+        return "never" if value is None else f"{value:,.{digits}f}"
+    mean, low, high = (value[name] for name in ("mean", "min", "max"))
+    return "never" if mean is None else f"{mean:,.{digits}f} ({low:,.{digits}f} to {high:,.{digits}f})"
+
+
+def _spread_of(values: list[float], digits: int) -> str:
+    """Mean and range of the numbers of several seeds."""
+    return _spread({"mean": statistics.fmean(values), "min": min(values), "max": max(values)}, digits)
+
+
+TABLES: dict[str, Callable[[Path], str]] = {
+    "what-you-get": what_you_get,
+    "decoding": decoding,
+    "decoding-stock": decoding_stock,
+    "kernel-worst-case": kernel_worst_case,
+    "kernel-living": kernel_living,
+    "kernel-standard": kernel_standard,
+    "gpu-compiled": gpu_compiled,
+    "gpu-predicted": gpu_predicted,
+    "recipes": recipes,
+    "recipes-by-layer": recipes_by_layer,
+    "pretrained": pretrained,
+    "policies-stories260K": policies_stories260k,
+    "policies-SmolLM2": policies_smollm2,
+    "mixture": mixture,
+    "trade-off": trade_off,
+    "search-cost": search_cost,
+    "searches": searches,
+    "under-budgets": under_budgets,
+    "t5": t5,
+    "language-models": language_models,
+}
 
 
 def written(page: str, results: Path = ROOT / "results") -> str:

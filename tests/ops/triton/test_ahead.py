@@ -8,7 +8,7 @@ import torch
 
 from selattn.ops.backends.triton import configs
 from selattn.utils import records
-from tools.numbers import ROOT
+from tools.tables import ROOT
 
 pytest.importorskip("triton")
 
