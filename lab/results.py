@@ -16,6 +16,7 @@ from lab.engine.records import LEAST, Cell, Claim, Reproduction, verdict
 from lab.engine.tables import conditions, seeds_of, table_of, what_was_run
 from lab.experiments import EXPERIMENTS, find_experiment
 from lab.experiments.language import DISAGREES, SAME
+from lab.experiments.texts_claims import sorted_questions, texts_table
 from selattn.utils.files import write_json, write_text
 from selattn.utils.records import read_body, read_record
 from selattn.utils.tables import Table
@@ -24,6 +25,8 @@ from selattn.utils.typed import to_json
 MARK = "<!-- Written by 'python -m lab results' from the records: do not edit. -->"
 EARLY = "too early to tell"
 UNMEASURED = "not measured"
+MARKS = 5  # verdicts of fewer seeds than LEAST
+NOT_RANDOM = "nothing is random"
 _HEAD = f"""# Results
 
 {MARK}
@@ -32,14 +35,15 @@ One row for each claim of the paper, with what our records say about it today. `
 and the pages behind it from `results/`; `python -m lab NAME` carries out an experiment
 ([reproduction.md](reproduction.md)).
 
-- **holds** and **fails**: at least {LEAST} trainings with different seeds agree, and their mean differs from the bound
-  by more than their standard deviation; or nothing about the number is random.
+- **holds** and **fails**: at least {LEAST} trainings with different seeds agree, and the standard error of their mean
+  is at most a third of its distance from the bound. At most {MARKS} verdicts need fewer, because nothing about the
+  number is random: these are marked so.
 - **{EARLY}**: fewer seeds, or seeds that disagree. The words behind it say which way they point.
 
 Our models are small and young, and the verdicts are about them: d is the number of layers and of heads, and the paper's
 models have d=12 and more. After 3 million tokens, two trainings of the same model that differ only in their seed are
 further apart than most of what is compared here ([course](results/course.md)), so that one run says little. Losses
-are measured on held-out documents of the text that the models were trained on.
+are measured on held-out documents.
 """
 _READING = (
     "In the tables, a number is the mean of the seeds (smallest to largest). *n of 3 without*: n seeds have no such "
@@ -124,7 +128,7 @@ def _overview(read: Sequence[Reproduction]) -> str:
     counts = {each: sum(row[1].startswith(each) for row in papers) for each in _ORDER}
     held, failed, early, unmeasured = (counts[each] for each in _ORDER)
     rest = f", {unmeasured} are {UNMEASURED}" if unmeasured else ""
-    parts = [_HEAD, "## The paper's claims\n"]
+    parts = [_HEAD, *_other_texts(read), "## The paper's claims\n"]
     parts.append(f"{held} of {len(papers)} hold, {failed} fail{rest}, and {early} are {EARLY}.\n")
     questions = "## Questions that the paper leaves open\n"
     parts += [Table(_COLUMNS, papers).grid(), questions, Table(_OPEN, opened).grid()]
@@ -139,8 +143,38 @@ def _overview(read: Sequence[Reproduction]) -> str:
     return "\n".join(parts)
 
 
-_COLUMNS = ("claim", "verdict", "runs", "trained for", "in the paper", "evidence")
-_OPEN = ("claim", "verdict", "runs", "trained for", "question", "evidence")
+def _other_texts(read: Sequence[Reproduction]) -> list[str]:
+    """What travels: the questions of the largest table of texts, by where they hold, and the table."""
+    tables = [record for record in read if record.experiment in ("texts-pair", "texts")]
+    if not tables:
+        return []
+    record = max(tables, key=lambda each: (len(each.seeds), len(each.models)))
+    texts = record.settings["tokens"].keys() - {"search"}
+    count = len(record.seeds)
+    lines = [
+        "## On other texts\n",
+        f"Models that were trained on a mixture of texts, measured on {len(texts)} texts: held-out parts of what they "
+        f"were trained on, and two sources of which they saw nothing ({_runs(record.claims)}; {conditions(record)}). "
+        f"[details](results/{record.experiment}.md), "
+        f"[record](../results/reproduce/{record.scale}/{record.experiment}.json)\n",
+    ]
+    for where, said in sorted_questions(record).items():
+        title = where.capitalize() if where.startswith(("fails", "too")) else f"Holds {where}"
+        lines += [f"### {title}\n", *(f"- {each}" for each in said or ["Nothing."]), ""]
+    errors = "over the seeds" if count > 1 else "over the rows of a text"
+    lines += [
+        "### Texts, models and policies\n",
+        "Loss in nats per token; below the first row, less that of the first row, paired by row and seed. After ± "
+        f"stands the standard error {errors}; a difference on which a verdict is possible is bold. A cache "
+        "of a policy keeps as many tokens in every layer, or as many on average, in budgets that were searched for "
+        "that model and policy on other documents.\n",
+        texts_table(record).grid(),
+    ]
+    return lines
+
+
+_COLUMNS = ("claim", "verdict", "seeds", "trained for", "text", "in the paper", "evidence")
+_OPEN = ("claim", "verdict", "seeds", "trained for", "text", "question", "evidence")
 _ORDER = ("**holds**", "**fails**", EARLY, UNMEASURED)
 
 
@@ -170,7 +204,7 @@ def _row(text: str, claims: Sequence[Claim], record: Reproduction) -> tuple[str,
     where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
     evidence = f"[details](results/{record.experiment}.md), [record](../{where})"
     paper = record.paper.removeprefix("open: ")
-    return _CLEARER.get(text, text), _said(claims, record.scale), _runs(claims), _trained(record), paper, evidence
+    return _CLEARER.get(text, text), _said(claims, record.scale), _runs(claims), *_trained(record), paper, evidence
 
 
 def _short(claim: Claim, scale: str) -> str:
@@ -197,16 +231,19 @@ def _said(claims: Sequence[Claim], scale: str) -> str:
 
 def _runs(claims: Sequence[Claim]) -> str:
     if claims[0].exact:
-        return "nothing is random"
+        return NOT_RANDOM
     count = len(claims[0].values)
     return "one run" if count == 1 else f"{count} seeds"
 
 
-def _trained(record: Reproduction) -> str:
-    """The tokens or steps of a record's models."""
+def _trained(record: Reproduction) -> tuple[str, str]:
+    """The tokens or steps of a record's models, and what they read; of a table of texts, how many it measures on."""
     words = what_was_run(record).split(", ")
     lengths = [each for each in words if re.search(r"\b(?:tokens|steps)\b", each)]
-    return ", ".join(lengths) or words[0]
+    if tokens := record.settings.get("tokens"):
+        words[0] = f"{words[0]}; {len(tokens) - 1} texts"
+    text = "sequences of the task" if words[0][:1].isdigit() else words[0]
+    return ", ".join(lengths), "" if words[0] in lengths else text
 
 
 def all_records(records: Path) -> list[Reproduction]:

@@ -1,13 +1,15 @@
 """The record of an experiment: cells with a value for each seed, claims that they decide, models; and verdicts.
 
-A verdict on a difference needs 3 seeds whose spread does not reach the bound.
+A verdict needs 3 seeds that agree, and a standard error of at most a third of the effect: the mean's distance from the
+bound.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -176,10 +178,14 @@ def _verdict(claim: Claim, scale: str) -> str:
         if len(set(right)) > 1:
             return f"{runs}: they disagree"
         return f"{runs}: {'as claimed' if right[0] else 'against the claim'}"
-    clear = abs(statistics.fmean(known) - claim.than) > statistics.stdev(known)
-    if len(set(right)) > 1 or not clear:
+    if len(set(right)) > 1 or not abs(statistics.fmean(known) - claim.than) > 3 * standard_error(known):
         return "too early to tell"
     return "holds" if right[0] else "fails"
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of at least two values."""
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _right(claim: Claim, value: float) -> bool:

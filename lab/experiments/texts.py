@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,8 +23,20 @@ from torch import Tensor, nn
 from lab.engine.experiment import TITLES, Experiment, Need, with_seeds
 from lab.engine.lab import Lab
 from lab.engine.pruning import GAIN
-from lab.engine.records import Cell, Claim, Measured, Reproduction
+from lab.engine.records import Cell, Measured
 from lab.experiments.needle import NeedleScore, hide, score
+from lab.experiments.texts_claims import (
+    AT_OWN,
+    AT_STANDARD,
+    KEPT,
+    MEAN,
+    OVER_ROWS,
+    WINDOW,
+    Setting,
+    conclude,
+    same,
+    searched,
+)
 from lab.experiments.training import LATE, ON_STANDARD, memory_late_needs
 from lab.scales import KINDS, MEMORY, SELECTIVE, STANDARD, Scale
 from selattn.cache import Budgets, import_policy
@@ -41,36 +53,11 @@ from selattn.pruning import Procedure, Until, search_rows
 T = TypeVar("T")
 Policies = Mapping[str, Sequence[str]]  # that each kind of model is pruned by
 POLICIES = {"F": "selective", "H2O": "h2o", "TOVA": "tova", "Window+4": "window+4"}
-WINDOW = "Window+4"
 ROWS, SEARCH_ROWS, RECALL_ROWS = 24, 16, 32  # of each text, of the search part, and for each measure of recall
 TIMES = 16  # how many times smaller the caches of the table are
-SEARCH, MEAN, KEPT = "search", "mean of the texts", "kept"
+SEARCH = "search"
 _BATCH = 4  # rows
 _FAR = (1 / 8, 1 / 4, 1 / 2, 7 / 8)  # of the context: distances of pairs
-_AT_STANDARD, _AT_OWN = "times less memory at the standard loss", f"times less memory within {GAIN} nats of its own"
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A model with what is in force: everything kept, or a policy with budgets; `how` tells where these are from."""
-
-    kind: str
-    policy: str = ""
-    how: str = KEPT
-    budgets: tuple[int, ...] | None = field(default=None, compare=False)
-
-    @property
-    def row(self) -> str:
-        return ", ".join(part for part in (TITLES.get(self.kind, self.kind), self.policy, self.how) if part)
-
-
-def _same(size: int) -> str:
-    return f"{size} in every layer"
-
-
-def _searched(size: int, policy: str = "") -> str:
-    """`policy` is named if the search was with another one."""
-    return f"{size} a layer, searched{policy and ' for '}{policy}"
 
 
 @dataclass(frozen=True)
@@ -113,13 +100,13 @@ class MeasuredSeed:
             lab.overview.say(f"measuring {TITLES.get(kind, kind)}, seed {seed}, on {len(self.texts)} texts")
             for setting in self._settings(kind, loaded, policies[kind]):
                 self.found[setting] = self._losses(loaded, setting)
-                if setting.how in (KEPT, _same(self.at), _searched(self.at)):
+                if setting.how in (KEPT, same(self.at), searched(self.at)):
                     self.recall[setting] = self._recall(loaded, setting)
 
     def factor(self, kind: str, policy: str, text: str, loss: float) -> float | None:
         """Times less memory at which a model with searched budgets reaches a loss; None above it with everything."""
         points = [(float(self.context), self.found[Setting(kind)].mean(text))]
-        points += [(size, self.found[Setting(kind, policy, _searched(size))].mean(text)) for size in self.sizes]
+        points += [(size, self.found[Setting(kind, policy, searched(size))].mean(text)) for size in self.sizes]
         reached = size_at(points, loss)
         return None if reached is None else self.context / reached.size
 
@@ -142,12 +129,12 @@ class MeasuredSeed:
         small = [size for size in (self.at, self.at // 2) if size in self.sizes]
         for name, path in paths.items():
             for size in self.sizes:
-                yield Setting(kind, name, _searched(size), nearest(path, [size])[0])
+                yield Setting(kind, name, searched(size), nearest(path, [size])[0])
             for size in small:
-                yield Setting(kind, name, _same(size), (size,) * loaded.description.layers)
+                yield Setting(kind, name, same(size), (size,) * loaded.description.layers)
         for name, other in (("F", WINDOW), (WINDOW, "F")) if {"F", WINDOW} <= set(paths) else ():
             for size in small:
-                yield Setting(kind, name, _searched(size, other), nearest(paths[other], [size])[0])
+                yield Setting(kind, name, searched(size, other), nearest(paths[other], [size])[0])
 
     def _part(self, part: str, loaded: Loaded, setting: Setting, measure: Callable[[], T], kind: type[T]) -> T:
         """What was measured of a setting before, or is now; the key has what it depends on."""
@@ -270,7 +257,7 @@ def cells_of(seed: MeasuredSeed, policies: Policies, missing: dict[str, str]) ->
     """The table: losses, differences, what F adds, factors, recall; and rows of what was not run, with the reason."""
     base = next(iter(policies))  # the model that the others are held against
     columns = (*seed.texts, MEAN)
-    shown = [each for each in seed.found if each.how in (KEPT, _same(seed.at), _searched(seed.at))]
+    shown = [each for each in seed.found if each.how in (KEPT, same(seed.at), searched(seed.at))]
     for setting, text in product(shown, columns):
         yield Cell(setting.row, text, (seed.found[setting].mean(text),))
     for (what, reason), text in product(missing.items(), columns):
@@ -281,8 +268,8 @@ def cells_of(seed: MeasuredSeed, policies: Policies, missing: dict[str, str]) ->
         if those in seed.found:
             difference, error = seed.found[these].less(seed.found[those], text)
             yield Cell(f"{these.row}, {less}", text, (difference,))
-            yield Cell(f"{these.row}, {less}: standard error over rows", text, (error,), digits=4)
-    limits = ((_AT_STANDARD, base, 0.0), (_AT_OWN, "", GAIN))
+            yield Cell(f"{these.row}, {less}{OVER_ROWS}", text, (error,), digits=4)
+    limits = ((AT_STANDARD, base, 0.0), (AT_OWN, "", GAIN))
     for kind, (what, whose, more), text in product(policies, limits, columns):
         for name in policies[kind]:
             factor = seed.factor(kind, name, text, seed.found[Setting(whose or kind)].mean(text) + more)
@@ -300,49 +287,6 @@ def _missing(policies: Policies) -> dict[str, str]:
         no_f = name == "F" and kind in (STANDARD, ON_STANDARD)
         found[Setting(kind, name, "").row] = "it has no F" if no_f else "the experiment 'texts' has it of other models"
     return found
-
-
-def conclude(record: Reproduction) -> Reproduction:
-    """What holds on the mean of the texts, and on the text where it holds least."""
-    rows = {cell.row for cell in record.cells}
-    at, (base, *kinds) = record.details["at"], record.details["policies"]
-    less = f"less {Setting(base).row}"
-    texts = list(dict.fromkeys(cell.column for cell in record.cells if cell.row.endswith(less)))
-    claims = []
-    for kind in kinds:
-        title, nats = TITLES.get(kind, kind), f"nats below {TITLES.get(base, base)} attention with everything kept"
-        adds, f = f"nats of loss that F saves beside {WINDOW}, the same budgets", f"{title}, F"
-        order = f"In {title} attention F evicts better than {WINDOW}: "
-        for row, what, text in (
-            (f"{title}, {KEPT}, {less}", nats, f"With everything kept {title} attention has the smaller loss."),
-            (f"{f}, {_searched(at)}, {less}", nats, f"Pruned by F to {at} tokens a layer {title} attention has it."),
-            (f"{f}, {_searched(at)}, less {WINDOW}", adds, f"{order}budgets searched for F."),
-            (f"{f}, {_searched(at, WINDOW)}, less {WINDOW}", adds, f"{order}budgets searched for {WINDOW}."),
-            (f"{f}, {_same(at)}, less {WINDOW}", adds, f"{order}the same K in every layer."),
-            (f"{f}, {_AT_STANDARD}", _AT_STANDARD, f"{title}, F: the standard loss with less than half the memory."),
-            (f"{f}, {_AT_OWN}", _AT_OWN, f"{title}, F: its own loss with less than half the memory."),
-        ):
-            if row not in rows:
-                continue
-            sign, than, digits = (1, 2.0, 1) if "memory" in what else (-1, 0.0, 3)
-            found = {name: tuple(sign * (x or 0.0) for x in record.cell(row, name).values) for name in texts}
-            worst = min((name for name in texts if name != MEAN), key=lambda name: statistics.fmean(found[name]))
-            for name, where in ((MEAN, MEAN), (worst, f"where it is least, {worst}")):
-                claims.append(Claim(text, found[name], f"{what}, {where}", than=than, digits=digits))
-    return replace(record, claims=tuple(claims), notes=_notes(record.settings))
-
-
-def _notes(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    return (
-        f"{settings['rows']} rows of each text, the same for all models, of documents that no model was trained on. "
-        f"Documents were joined where too few fill a row: {', '.join(settings['joined']) or 'nowhere'}.",
-        f"Budgets are searched on {settings['search_rows']} rows of the search part, by one procedure for every model "
-        "and policy; 'searched for' names the policy if it is another. Factors follow these budgets; 'none', in claims "
-        "0: above that loss with everything kept.",
-        "Differences are paired by row and seed; the standard error is over the rows of one text, for each seed.",
-        "What is read is the loss with another answer in its place less the loss: of a made-up name in a sentence, and "
-        "of random pairs of rare tokens at several distances.",
-    )
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,19 @@ from lab import experiments
 from lab.__main__ import main as lab
 from lab.engine import run
 from lab.engine.experiment import with_seeds
-from lab.engine.records import Cell, Claim, Measured, Reproduction, verdict
+from lab.engine.records import LEAST, Cell, Claim, Measured, Reproduction, verdict
 from lab.engine.run import again
-from lab.results import _CLEARER, MARK, all_records, conclude, earlier_records, results_pages, write_results
+from lab.results import (
+    _CLEARER,
+    MARK,
+    MARKS,
+    NOT_RANDOM,
+    all_records,
+    conclude,
+    earlier_records,
+    results_pages,
+    write_results,
+)
 from selattn.errors import SelattnError
 from selattn.utils.records import read_body, write_record
 from tests.evaluation.folders import text_file
@@ -56,6 +66,14 @@ def test_every_record_has_a_row_for_its_claims():
         for said in ("holds", "fails"):
             without = [claim for claim in record.claims if not claim.caveat]
             assert (f"**{said}**" in rows) == any(verdict(claim, record.scale) == said for claim in without)
+
+
+def test_a_verdict_has_three_seeds_or_is_one_of_the_few_that_are_marked():
+    rows = [line.split(" | ") for line in PAGES["results.md"].splitlines() if re.search(r"\*\*(holds|fails)\*\*", line)]
+    rows = [row for row in rows if len(row) > 1]  # the head explains the words
+    marked = [row for row in rows if row[2] == NOT_RANDOM]
+    assert len(marked) <= MARKS
+    assert all(int(row[2].removesuffix(" seeds")) >= LEAST for row in rows if row not in marked)
 
 
 def test_what_is_put_in_other_words_is_claimed():
@@ -106,7 +124,7 @@ def test_a_record_changes_the_pages(tmp_path):
     before = results_pages(tmp_path)
     claim = Claim("It is faster.", (0.11, 0.12, 0.1), "seconds saved", paper=0.2)
     pages = pages_of(tmp_path, claim)
-    assert row_of(pages["results.md"], "It is faster.")[:4] == ["**holds**", "3 seeds", "a text", "Table 9"]
+    assert row_of(pages["results.md"], "It is faster.")[:5] == ["**holds**", "3 seeds", "", "a text", "Table 9"]
     assert "1 of 1 hold, 0 fail, and 0 are too early to tell." in pages["results.md"]
     assert pages["results/positions.md"].startswith("# positions\n")
     assert "\nTable 9: it.\n" in pages["results/positions.md"]
@@ -156,7 +174,7 @@ def test_the_settings_of_a_claim_share_a_row_if_they_share_a_verdict(tmp_path):
 def test_questions_that_the_paper_leaves_open_stand_apart(tmp_path):
     page = pages_of(tmp_path, Claim("It is faster.", (0.1,), "seconds"), seeds=(0,), paper="open: speed")["results.md"]
     assert page.index("## Questions that the paper leaves open") < page.index("| It is faster. |")
-    assert row_of(page, "It is faster.")[3] == "speed"
+    assert row_of(page, "It is faster.")[4] == "speed"
 
 
 def test_pages_without_a_record_are_removed_and_others_stay(tmp_path):

@@ -57,7 +57,8 @@ def test_a_record_says_what_its_models_have_in_common():
         ((-0.1, -0.12, -0.11), {}, "fails"),
         ((0.1, -0.01, 0.11), {}, "too early to tell"),
         ((0.05, 0.09, 0.14), {"than": 0.005}, "holds"),
-        ((0.01, 0.02, 0.4), {"than": 0.005}, "too early to tell"),  # the spread reaches the bound
+        ((0.02, 0.05, 0.09), {}, "too early to tell"),  # the standard error is more than a third of the mean
+        ((0.02, 0.05, 0.07), {}, "holds"),
         ((0.0,), {}, "one run: no difference"),
         ((0.1,), {}, "one run: as claimed"),
         ((-0.1, -0.2), {}, "2 runs: against the claim"),
@@ -70,7 +71,7 @@ def test_a_record_says_what_its_models_have_in_common():
         ((513.0,), {"than": 512.0, "side": "equal", "exact": True}, "fails"),
     ],
 )
-def test_a_difference_needs_three_seeds_and_their_spread(values, settings, said):
+def test_a_difference_needs_three_seeds_and_a_small_standard_error(values, settings, said):
     claim = Claim("It is so.", values, "a number", **settings)
     assert verdict(claim, "laptop") == said
     assert claim.exact or verdict(claim, "smoke").startswith("not tested (smoke)")
