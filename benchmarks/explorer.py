@@ -21,7 +21,7 @@ import numpy as np
 
 from selattn.data.sources import embedded_documents
 from selattn.evaluation.traces import Trace, pack_steps
-from selattn.evaluation.tracing import trace as trace_of
+from selattn.evaluation.traces import trace as trace_of
 from selattn.models.loading import load
 from selattn.utils.progress import ProgressLine
 from selattn.utils.records import write_record

@@ -29,11 +29,10 @@ from lab.tasks import VariableAssignment
 from selattn.cache import Budgets
 from selattn.cli import _options
 from selattn.cli._options import Parser
-from selattn.evaluation.examples import PASSAGE
 from selattn.evaluation.losses import log_perplexity, make_batches
 from selattn.evaluation.speed import Decoding, measure_decoding
 from selattn.evaluation.text import Text
-from selattn.evaluation.tracing import given_text, trace
+from selattn.evaluation.traces import PASSAGE, given_text, trace
 from selattn.models.generation import continued
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Procedure, Until, prune, search_rows

@@ -43,10 +43,10 @@ def test_the_hook_goes_when_it_has_done_its_work():
     code = """
 import sys, selattn
 def hooks(): return [f for f in sys.meta_path if type(f).__module__ == "selattn._later"]
-assert len(hooks()) == 2
+assert [list(h.waiting) for h in hooks()] == [["transformers.models.auto.configuration_auto", "peft.utils.constants"]]
 import transformers
-assert len(hooks()) == 2 and "torch" not in sys.modules
+assert len(hooks()) == 1 and "torch" not in sys.modules
 from transformers import AutoConfig
-assert [f.ours for f in hooks()] == ["selattn._peft"] and "selattn.models" in sys.modules
+assert [list(h.waiting) for h in hooks()] == [["peft.utils.constants"]] and "selattn.models" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)

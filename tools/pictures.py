@@ -24,7 +24,7 @@ from lab.engine.records import Reproduction
 from lab.experiments import find_experiment
 from selattn.cli.main import main as selattn
 from selattn.errors import SelattnError, unknown
-from selattn.evaluation.examples import PASSAGE
+from selattn.evaluation.traces import PASSAGE
 from selattn.utils.files import write_bytes, write_text
 from selattn.utils.records import read_body
 from selattn.views.plot.style import write_figure

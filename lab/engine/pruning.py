@@ -14,8 +14,7 @@ from lab.engine.store import Trained
 from lab.scales import KINDS
 from selattn.cache import Budgets
 from selattn.evaluation.losses import Batch, log_perplexity, make_batches
-from selattn.evaluation.results import MeasuredCurve, Point, Tradeoff
-from selattn.evaluation.tradeoff import Curve, measure_tradeoff, size_at
+from selattn.evaluation.tradeoff import Curve, MeasuredCurve, Point, Tradeoff, measure_tradeoff, size_at
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Until, chosen, prune, read_search
 from selattn.pruning.folder import Step, read_path

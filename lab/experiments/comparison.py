@@ -13,7 +13,7 @@ from lab.engine.experiment import Experiment, trio
 from lab.engine.lab import Lab
 from lab.engine.pruning import ALL, LONG, POLICIES, curve_of, factor_at, nearest_point, tradeoff
 from lab.engine.records import Cell, Measured, Reproduction
-from selattn.evaluation.results import Baseline
+from selattn.evaluation.tradeoff import Baseline
 from selattn.views.plot import tradeoff as draw_tradeoff
 
 _SHOWN = 0.6  # nats above the standard model's loss: what is worse is left out of the figure

@@ -13,8 +13,8 @@ from lab.engine.experiment import Experiment, Need, with_seeds
 from lab.engine.lab import Lab
 from lab.engine.records import Cell, Claim, Measured, Reproduction, differences
 from lab.scales import PAIR, SELECTIVE, STANDARD, Scale, scale_of
+from selattn.evaluation.compare import Comparison
 from selattn.evaluation.compare import evaluate as compare
-from selattn.evaluation.results import Comparison
 from selattn.models.loading import load
 from selattn.utils.files import write_text
 

@@ -25,7 +25,7 @@ from lab.engine.pruning import (
 )
 from lab.engine.records import Cell, Claim, Measured, Reproduction, Values, differences
 from lab.scales import KINDS, Scale, scale_of
-from selattn.evaluation.results import Tradeoff
+from selattn.evaluation.tradeoff import Tradeoff
 from selattn.utils.typed import from_json, to_json
 from selattn.views.plot import tradeoff as draw_tradeoff
 

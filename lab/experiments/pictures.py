@@ -20,9 +20,7 @@ from lab.engine.pruning import at_limit, full_rows, search
 from lab.engine.records import Cell, Claim, Measured, Reproduction, differences
 from lab.engine.store import Trained
 from lab.scales import MEMORY, SELECTIVE, STANDARD, Scale
-from selattn.evaluation.examples import PAPER
-from selattn.evaluation.traces import MeanF, Trace
-from selattn.evaluation.tracing import Run, mean_f, smallest_f, trace, watched
+from selattn.evaluation.traces import PAPER, MeanF, Run, Trace, mean_f, smallest_f, trace, watched
 from selattn.models.loading import load
 from selattn.pruning.folder import read_path
 from selattn.views import plot

@@ -14,8 +14,7 @@ from lab.engine.store import Trained
 from lab.experiments.synthetic import assignment_runs, copy_runs, parity_runs
 from lab.scales import PAIR, SELECTIVE, STANDARD, Scale
 from selattn.data.task import Task
-from selattn.evaluation.traces import Trace
-from selattn.evaluation.tracing import Words, trace
+from selattn.evaluation.traces import Trace, Words, trace
 from selattn.views.plot import attention, tokens
 
 TEXT = "A day after former president Barack Obama visited Columbia, ibuprofen was sold out in Uclan."

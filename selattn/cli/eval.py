@@ -21,7 +21,7 @@ from selattn.utils.records import check_output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluation.results import Comparison, Tradeoff
+    from selattn.evaluation import Comparison, Tradeoff
     from selattn.evaluation.tradeoff import Curve
     from selattn.utils.distributed import Team
 
@@ -127,7 +127,7 @@ def parse_curve(text: str) -> Curve:
     if how == "sizes:":
         raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
     if policy and not import_policy(policy).evicts:
-        raise SelattnError(f"the policy {policy!r} drops nothing, whatever the sizes: write {model} alone")
+        raise SelattnError(f"the policy {policy!r} evicts nothing, whatever the sizes: write {model} alone")
     if what == "sizes":
         return Curve.of(model, policy or None, sizes=True, name=name)
     path = Path(what).expanduser()

@@ -17,7 +17,7 @@ from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
     from selattn.evaluation.subjects import Subject
-    from selattn.evaluation.tracing import Run
+    from selattn.evaluation.traces import Run
     from selattn.views.explorer import Page
 
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         _options.refuse(args, ["port"], "it belongs to --serve")
 
     from selattn.evaluation.subjects import Subject
-    from selattn.evaluation.tracing import given_text
+    from selattn.evaluation.traces import given_text
     from selattn.utils.records import check_output
     from selattn.utils.tables import byte_size
 

@@ -126,8 +126,7 @@ def of_a_text(args: argparse.Namespace) -> Any:
 
 
 def _trace(args: argparse.Namespace, subject: str) -> Trace:
-    from selattn.evaluation.traces import Trace
-    from selattn.evaluation.tracing import given_text, trace
+    from selattn.evaluation.traces import Trace, given_text, trace
 
     if subject.endswith(".json"):
         return Trace.load(subject)
@@ -159,8 +158,7 @@ def of_many(args: argparse.Namespace) -> Any:
 
 def _mean(args: argparse.Namespace, subject: str) -> MeanF:
     from selattn.evaluation.text import Text
-    from selattn.evaluation.traces import MeanF
-    from selattn.evaluation.tracing import mean_f
+    from selattn.evaluation.traces import MeanF, mean_f
     from selattn.utils.progress import Shown
 
     if subject.endswith(".json"):

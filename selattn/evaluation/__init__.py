@@ -1,32 +1,17 @@
 """How good a model is, and what that costs: log-perplexity, multiple choice, memory and speed, pruned or not.
 
-The names below are loaded when they are first used: reading a record of what was seen needs no model.
+compare     `evaluate`: models side by side, in one record
+tradeoff    loss against the size of the cache, in one record
+subjects    a model with budgets and a policy, and what its cache holds
+text        which rows of a text are read; a search and its report have different ones
+losses      log-perplexity
+tasks       multiple choice through lm-eval, which asks the model of `scorer`
+speed       of the attention backends, and of decoding
+traces      F, attention and evictions on one text, for figures and the explorer
+
+The public names are loaded when they are first used: reading a record of a trace needs no model.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from selattn._later import lazy
 
-if TYPE_CHECKING:
-    from selattn.evaluation.compare import evaluate
-    from selattn.evaluation.losses import Batch, log_perplexity, make_batches
-    from selattn.evaluation.subjects import Subject
-    from selattn.evaluation.tradeoff import Curve, measure_tradeoff
-    from selattn.utils.distributed import Team
-
-__all__ = ["Batch", "Curve", "Subject", "Team", "evaluate", "log_perplexity", "make_batches", "measure_tradeoff"]
-
-_HOMES = {
-    "evaluate": "compare",
-    **dict.fromkeys(("Batch", "log_perplexity", "make_batches"), "losses"),
-    "Subject": "subjects",
-    **dict.fromkeys(("Curve", "measure_tradeoff"), "tradeoff"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from where it lives on first use (PEP 562)."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = f"selattn.evaluation.{_HOMES[name]}" if name in _HOMES else "selattn.utils.distributed"
-    value = globals()[name] = getattr(import_module(home), name)
-    return value
+__getattr__, __dir__, __all__ = lazy(__name__, __file__)

@@ -3,7 +3,7 @@
     found = evaluate(["zoo:memory", Subject.of("zoo:memory", 64, "h2o")], "embedded", rows=32)
     found.models[0].text["embedded"].loss
 
-With a record an evaluation can be interrupted at any time: the same call goes on, and measures what is missing.
+With a record an evaluation can be interrupted at any time: the same call resumes it and measures what is missing.
 """
 
 from __future__ import annotations
@@ -11,44 +11,78 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from selattn.evaluation.losses import log_perplexity, make_batches
-from selattn.evaluation.results import KV, Comparison, Evaluated, Settings, TaskResult, TextResult
 from selattn.evaluation.speed import Decoding, measure_decoding
-from selattn.evaluation.subjects import Subject, check_context, kv_size
-from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
+from selattn.evaluation.subjects import KVSize, Subject, check_context, kv_size
+from selattn.evaluation.tasks import TaskResult, find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Data, Searched, Text, TextRows, named_texts, skip_name, text_key
 from selattn.models.loading import Loaded
 from selattn.models.seam import LanguageModel
 from selattn.models.summary import parameters_by_part
 from selattn.utils.distributed import Team
 from selattn.utils.files import digest
-from selattn.utils.journal import Key, Parts, kept_parts, write_whole
+from selattn.utils.journal import Key, Parts, parts_of
 from selattn.utils.progress import Progress
+from selattn.utils.typed import if_any
 
 Model = str | Path | Subject | Loaded | LanguageModel
 Models = Model | Sequence[Model]
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is to be measured of each model.
+class TextResult:
+    """Log-perplexity on a text: nats per token, and exp of that."""
 
-    Attributes:
-        texts: by the name that the record gives them.
-        tasks: the file of each task; None for the hub.
-        speed: whether decoding is measured.
-        rows: of each text; None for all.
-        skip: rows to leave out, or the search whose rows are left out.
-        limit: questions of each task; None for all.
-        context: N; None for the context size of each model.
-        batch: rows at a time.
-        seed: of tokens that are decoded, and of lm-eval.
-    """
+    loss: float
+    perplexity: float
+    rows: int
+    tokens: int  # that were predicted
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """All results of one model, as a record has them. Results on texts and tasks are by name."""
+
+    model: str  # as the user wrote it
+    fingerprint: str  # of its weights and config
+    parameters: int
+    context: int
+    budgets: int | tuple[int, ...] | None  # one number for all layers, or K_l; None for no limit
+    policy: str
+    kv: KVSize
+    text: dict[str, TextResult] = if_any(default_factory=dict)
+    tasks: dict[str, TaskResult] = if_any(default_factory=dict)
+    decoding: Decoding | None = if_any(default=None)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How texts and tasks were read; None for `split` and `layout` without a text, and for "all" below."""
+
+    split: str | None
+    layout: str | None
+    rows: int | None
+    skip: int | str  # rows that were left out, or the folder of the search that had them
+    limit: int | None
+    batch: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The record of `selattn eval`; models in the order in which they were named."""
+
+    settings: Settings
+    models: tuple[Evaluated, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure of each model: the arguments of `evaluate`, checked. A task's file is None for the hub."""
 
     texts: Mapping[str, Text]
     tasks: Mapping[str, Path | None]
@@ -63,25 +97,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be measured of a model, and what that depends on; no weights are loaded yet.
-
-    Attributes:
-        subject: the model.
-        about: what is known of it without its weights.
-        texts: the rows of each text, and what the loss on them depends on.
-        tasks: what each task's result depends on.
-        decoding: what the speed depends on; None if it is not wanted.
-    """
+    """What to measure of a model, with the key of each part: all that its result depends on. Loads no weights."""
 
     subject: Subject
-    about: Evaluated
+    about: Evaluated  # without results
     texts: dict[str, tuple[TextRows, Key]]
     tasks: dict[str, Key]
     decoding: Key | None
 
     @property
     def keys(self) -> list[Key]:
-        """The keys of all parts, in the order in which they are measured."""
+        """In the order in which the parts are measured."""
         return [*(key for _, key in self.texts.values()), *self.tasks.values(), *filter(None, [self.decoding])]
 
 
@@ -103,7 +129,7 @@ def evaluate(
     progress: Progress | None = None,
     team: Team | None = None,
 ) -> Comparison:
-    """Measure models side by side; returns what was found, and writes it if there is a place for it.
+    """Measure models side by side.
 
     Args:
         models: one or several: a folder or zoo:NAME, a model itself (`selattn.load(model, tokenizer)`), and with
@@ -113,15 +139,15 @@ def evaluate(
         tasks: multiple choice by name, `all` for all of them.
         data_dir: local files of the tasks; None for the hub.
         speed: measure the bytes of the cache, and tokens per second.
-        policy: who leaves, for models with budgets that name no policy.
+        policy: eviction policy of models that have budgets and name no policy.
         rows: of each text; None for all.
-        skip: leave out what a search has seen: one on so many rows, or `Searched` (see `selattn.pruning.searched`).
+        skip: leave out the rows that a search has seen: their number, or the search (`selattn.pruning.searched`).
         limit: questions of each task; None for all.
         context: N; None for the context size of each model.
         batch: rows at a time.
-        seed: of tokens that are decoded, and of lm-eval.
-        record: where the record goes; meanwhile the parts that are done lie beside it.
-        progress: is told what is measured, and how much of it is done; None shows nothing.
+        seed: of the tokens that are decoded, and of lm-eval.
+        record: file of the record; until it is written, finished parts lie beside it.
+        progress: shows the progress; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
     progress = progress or Progress()
@@ -129,23 +155,22 @@ def evaluate(
     listed: Sequence[Model] = models if isinstance(models, list | tuple) else [models]  # type: ignore[list-item]
     subjects = [Subject.of(each, policy=policy) for each in listed]
     with contextlib.ExitStack() as stack:
-        if team is None:
-            team = stack.enter_context(contextlib.closing(Team()))
+        team = team or stack.enter_context(contextlib.closing(Team()))
         for subject in subjects:  # all of them before a text of the first is read
             check_context(subject.name, subject.loaded, request.context or subject.description.context)
         plans = [make_plan(subject, request, team.leads and progress.shows) for subject in subjects]
-        path = None if record is None else Path(record)
         keys = [key for plan in plans for key in plan.keys]
-        parts = stack.enter_context(kept_parts(path, keys, team, progress))
-        found = Comparison(_settings(request), tuple(_measure(plan, request, team, parts, progress) for plan in plans))
-        if path is not None and team.leads:
-            write_whole(path, found, seed)
-            parts.remove()
+        parts = stack.enter_context(parts_of(record, keys, team, progress))
+        first = next(iter(request.texts.values()), None)
+        split, layout = (None, None) if first is None else (first.split, first.layout)
+        settings = Settings(split, layout, rows, skip_name(skip), limit, batch)
+        found = Comparison(settings, tuple(_measure(plan, request, team, parts, progress) for plan in plans))
+        parts.write(found, seed)
     return found
 
 
 def make_plan(subject: Subject, request: Request, progress: bool = False) -> Plan:
-    """Everything that was asked for about one model, and what it depends on; texts are tokenized if need be."""
+    """Everything that was requested, for one model; tokenizes texts that the cache does not have."""
     loaded, described = subject.loaded, subject.description
     context = request.context or described.context
     budgets = None if described.budgets is None else described.budgets.to_json()
@@ -156,13 +181,13 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
         context=context,
         budgets=tuple(budgets) if isinstance(budgets, list) else budgets,
         policy=subject.policy_name,
-        kv=KV.of(kv_size(described, context)),
+        kv=kv_size(described, context),
     )
     model = {"fingerprint": about.fingerprint, "budgets": budgets, "policy": about.policy}
     texts: dict[str, tuple[TextRows, Key]] = {}
     tasks: dict[str, Key] = {}
     if request.texts or request.tasks:
-        tokenizer = loaded.tokenizer  # says in one line if there is none, or another model's
+        tokenizer = loaded.tokenizer  # raises if there is none, or another model's
     for name, text in request.texts.items():
         rows = text.rows(tokenizer, context, progress=progress)
         chosen = {"context": context, "rows": request.rows, "skip": skip_name(request.skip), "batch": request.batch}
@@ -182,7 +207,9 @@ def make_plan(subject: Subject, request: Request, progress: bool = False) -> Pla
 
 
 def _measure(plan: Plan, request: Request, team: Team, parts: Parts, progress: Progress) -> Evaluated:
-    """Everything that was planned of one model, which is loaded only if something is left to measure."""
+    """Carry out a plan; the model's weights are loaded only if a part is missing."""
+    subject = plan.subject
+    pruned: Any = {"budgets": subject.budgets, "policy": subject.policy}
     texts = {
         name: parts.get(key, TextResult, functools.partial(_text, plan, request, name, team, progress))
         for name, (_, key) in plan.texts.items()
@@ -190,17 +217,27 @@ def _measure(plan: Plan, request: Request, team: Team, parts: Parts, progress: P
     tasks: dict[str, TaskResult] = {}
     decoding: Decoding | None = None
     if team.leads:
-        scorer = functools.cache(lambda: _scorer(plan.subject, request.batch))
+
+        @functools.cache
+        def scorer() -> Any:
+            return make_scorer(subject.loaded.model, subject.loaded.tokenizer.hf, request.batch, **pruned)
+
+        def ask(name: str) -> TaskResult:
+            asked = scorer()  # before anything is shown: a model that cannot be read is one line
+            progress.say(f"{subject.name}: {name}")  # lm-eval has a bar of its own
+            return run_task(asked, name, request.tasks[name], request.limit, request.seed)
+
+        def decode() -> Decoding:
+            return measure_decoding(subject.loaded.model, plan.about.context, seed=request.seed, **pruned)
+
         for name, key in plan.tasks.items():
-            ask = functools.partial(_task, scorer, plan, request, name, progress)
-            tasks[name] = parts.get(key, TaskResult, ask, alone=True)
+            tasks[name] = parts.get(key, TaskResult, functools.partial(ask, name), alone=True)
         if plan.decoding is not None:
-            decoding = parts.get(plan.decoding, Decoding, lambda: _decoding(plan, request), alone=True)
+            decoding = parts.get(plan.decoding, Decoding, decode, alone=True)
     return replace(plan.about, text=texts, tasks=tasks, decoding=decoding)
 
 
 def _text(plan: Plan, request: Request, name: str, team: Team, progress: Progress) -> TextResult:
-    """The log-perplexity on one text."""
     subject, (rows, _) = plan.subject, plan.texts[name]
     chosen = rows.take(request.rows, request.skip)
     batches = make_batches(chosen, request.batch)
@@ -209,33 +246,3 @@ def _text(plan: Plan, request: Request, name: str, team: Team, progress: Progres
     progress.end()
     perplexity = math.exp(loss) if loss < 700 else math.inf
     return TextResult(loss, perplexity, len(chosen), sum(batch.tokens for batch in batches))
-
-
-def _scorer(subject: Subject, batch: int) -> Any:
-    return make_scorer(subject.loaded.model, subject.loaded.tokenizer.hf, batch, subject.budgets, subject.policy)
-
-
-def _task(scorer: Callable[[], Any], plan: Plan, request: Request, name: str, progress: Progress) -> TaskResult:
-    """One task; lm-eval has a bar of its own."""
-    asked = scorer()  # first: a model that cannot be read is one line
-    progress.say(f"{plan.subject.name}: {name}")
-    return run_task(asked, name, request.tasks[name], request.limit, request.seed)
-
-
-def _decoding(plan: Plan, request: Request) -> Decoding:
-    subject = plan.subject
-    return measure_decoding(
-        subject.loaded.model, plan.about.context, seed=request.seed, budgets=subject.budgets, policy=subject.policy
-    )
-
-
-def _settings(request: Request) -> Settings:
-    text = next(iter(request.texts.values()), None)
-    return Settings(
-        split=None if text is None else text.split,
-        layout=None if text is None else text.layout,
-        rows=request.rows,
-        skip=skip_name(request.skip),
-        limit=request.limit,
-        batch=request.batch,
-    )

@@ -1,6 +1,6 @@
 """Log-perplexity: the mean over tokens of -log p(next token), in nats, with or without budgets in force.
 
-Rows of text come in batches that are always the same, whatever the number of processes or what is computed with them.
+Batches of rows are always the same, whatever the number of processes.
 """
 
 from __future__ import annotations
@@ -21,21 +21,13 @@ from selattn.utils.distributed import Team
 
 @dataclass(frozen=True)
 class Batch:
-    """Some rows.
-
-    Attributes:
-        input_ids: [B, N].
-        wanted: [B, N], what each token is to predict, -100 for nothing.
-        attention_mask: [B, N], or None without padding.
-        position_ids: [B, N] that restart at each document of a packed row, or None.
-        longest: tokens of its longest sequence: a budget of as many or more drops nothing.
-    """
+    """Some rows [B, N]."""
 
     input_ids: Tensor
-    wanted: Tensor
-    attention_mask: Tensor | None
-    position_ids: Tensor | None
-    longest: int
+    wanted: Tensor  # the token that each is to predict; -100 for none
+    attention_mask: Tensor | None  # None without padding
+    position_ids: Tensor | None  # restart at each document of a packed row; else None
+    longest: int  # tokens of the longest sequence: a budget of as many or more evicts nothing
 
     @property
     def tokens(self) -> int:
@@ -79,9 +71,9 @@ def _longest(row: dict[str, Tensor]) -> int:
 
 
 def head_loss(head: Callable[[Tensor], Tensor], states: Tensor, batch: Batch) -> float:
-    """The sum over the batch's tokens of -log p; `head` gives the logits of states [B, N, d_model].
+    """The sum over the batch's tokens of -log p, in fp32 or better; `head` gives the logits of states [B, N, d_model].
 
-    Row by row, and only where something is to be predicted: the logits of a whole batch are large. In fp32 or better.
+    Row by row, and only where a token is to be predicted: the logits of a whole batch are large.
     """
     found = 0.0
     for row, wanted in zip(states, batch.wanted, strict=True):
@@ -116,13 +108,13 @@ def log_perplexity(
     team: Team | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> float:
-    """The mean loss over all tokens, in ordinary full forwards in which the budgets are in force.
+    """The mean loss over all tokens, in ordinary full forwards with the budgets in force.
 
     Args:
         model: in evaluation mode.
         batches: the text, all of it in every process.
         budgets: K_l; None for the model's own, which usually has none.
-        policy: who leaves when a layer is full; None for the model's own.
+        policy: None for the model's own.
         team: the processes that share the work.
         tick: called with the number of rows after each batch.
     """
@@ -139,14 +131,14 @@ def log_perplexity(
 
 
 def finite(loss: float) -> float:
-    """The loss, if it is a number."""
+    """The loss; raises if it is NaN or infinite."""
     if not math.isfinite(loss):
         raise NotFiniteError(f"the loss is {loss}")
     return loss
 
 
 def count_tokens(batches: Sequence[Batch]) -> int:
-    """How many tokens are predicted; an error if none is."""
+    """How many tokens are predicted; raises if there are none."""
     tokens = sum(batch.tokens for batch in batches)
     if not tokens:
         raise SelattnError("there is no token to predict in this text: give longer documents")

@@ -1,4 +1,4 @@
-"""What lm-eval asks for the likelihood of a choice: any model of the seam, in its ordinary full forward."""
+"""The model that lm-eval asks for the likelihood of a choice: any language model, in its ordinary full forward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from selattn.cache import Budgets, Policy
 from selattn.errors import NotFiniteError
 from selattn.models.seam import LanguageModel
 
-Request = tuple[Any, list[int], list[int]]  # what lm-eval keeps it by, the tokens before the choice, its tokens
+Request = tuple[Any, list[int], list[int]]  # lm-eval's key, the tokens before the choice, the choice's tokens
 
 
 class Scorer(HFLM):
-    """lm-eval's own, but for choices that are longer than the context, with which lm-eval ends.
+    """lm-eval's own, which fails at choices that are longer than the context: here they are scored in pieces.
 
-    They are scored in pieces of half a context, each after as much as fits of what comes before it; the likelihoods
-    add up. With a small vocabulary and a short context that happens: PIQA has choices of hundreds of words.
+    Each piece is half a context long and preceded by as much of the text as fits; the likelihoods add up. PIQA has
+    choices of hundreds of words, which a small vocabulary makes longer than a short context.
     """
 
     def __init__(

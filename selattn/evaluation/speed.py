@@ -2,6 +2,8 @@
 
 found = bench([512, 2048])
 [(row.n, row.backend, row.forward_ratio) for row in found.rows]
+
+Times are compared as ratios: rivals run in turn in one process, so that what else the machine does hits all of them.
 """
 
 from __future__ import annotations
@@ -33,20 +35,20 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def seconds(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, list[float]]:
-    """The seconds of each rival, over rounds in which each runs once; a first round is for warming up."""
-    found: dict[Name, list[float]] = {name: [] for name in rivals}
+    """The seconds of each rival, over rounds in which each runs once; a first round warms up and is not counted."""
+    times: dict[Name, list[float]] = {name: [] for name in rivals}
     for turn in range(repeats + 1):
         for name, run in rivals.items():
             began = time.perf_counter()
             run()
             if turn:
-                found[name].append(time.perf_counter() - began)
-    return found
+                times[name].append(time.perf_counter() - began)
+    return times
 
 
 def medians(rivals: dict[Name, Callable[[], object]], repeats: int) -> dict[Name, float]:
     """The median seconds of each rival; see `seconds`."""
-    return {name: statistics.median(found) for name, found in seconds(rivals, repeats).items()}
+    return {name: statistics.median(times) for name, times in seconds(rivals, repeats).items()}
 
 
 class Shape(NamedTuple):
@@ -70,41 +72,24 @@ class ShapeRecord:
 
 @dataclass(frozen=True)
 class Timing:
-    """One backend at one length, or the rival.
-
-    Attributes:
-        n: the length.
-        backend: its name.
-        forward_ms: milliseconds of a forward, the median.
-        both_ms: of a forward and a backward.
-        forward_ratio: times the rival's in the same run.
-        both_ratio: the same for both.
-        living: the share of pairs that are not masked for good.
-    """
+    """One backend at one length, or the rival: medians, and how many times the rival's in the same run."""
 
     n: int
     backend: str
     forward_ms: float
-    both_ms: float
+    both_ms: float  # forward and backward
     forward_ratio: float
     both_ratio: float
-    living: float
+    living: float  # the share of pairs that are not masked for good
 
 
 @dataclass(frozen=True)
 class Bench:
-    """The record of `selattn bench`.
-
-    Attributes:
-        shape: of query, key and value.
-        forgets: whether the inputs are random; else nothing is ever selected, which is the worst case.
-        target: the instruction set of the compiled library; None if it is not built.
-        rows: the rival first, then each backend, at each length.
-    """
+    """The record of `selattn bench`: the rival first, then each backend, at each length."""
 
     shape: ShapeRecord
-    forgets: bool
-    target: str | None
+    forgets: bool  # random inputs; else nothing is ever selected, which is the worst case
+    target: str | None  # the instruction set of the compiled library; None if it is not built
     rows: tuple[Timing, ...]
 
 
@@ -122,10 +107,10 @@ def bench(
     Args:
         lengths: N.
         shape: of query, key and value.
-        forgets: random inputs; else such that nothing is ever selected.
+        forgets: random inputs; else inputs that never select.
         repeats: rounds in which each backend runs once; the median counts.
         seed: of the inputs.
-        progress: is told what is done; None shows nothing.
+        progress: shows the progress; None shows nothing.
     """
     shape = shape or Shape()
     check_memory(lengths, shape, REFERENCE_LIMIT)
@@ -142,12 +127,12 @@ def bench(
         rows += measure(tensors, some, repeats)
         progress.advance()
     progress.end()
-    known = ShapeRecord(shape.batch, shape.heads, shape.dim, str(shape.dtype).removeprefix("torch."))
-    return Bench(known, forgets, native.target(), tuple(rows))
+    recorded = ShapeRecord(*shape[:3], str(shape.dtype).removeprefix("torch."))
+    return Bench(recorded, forgets, native.target(), tuple(rows))
 
 
 def check_memory(lengths: Iterable[int], shape: Shape, reference_limit: int) -> None:
-    """Raise for sizes that do not fit into the memory that is free.
+    """Raise for sizes that do not fit into the free memory.
 
     A low estimate: query, key, value, the output and their gradients, the whole matrices of `reference` in fp64, and
     the F of all pairs that `sdpa` makes.
@@ -161,7 +146,7 @@ def check_memory(lengths: Iterable[int], shape: Shape, reference_limit: int) -> 
 
 
 def inputs(n: int, shape: Shape, forgets: bool, seed: int) -> tuple[Tensor, ...]:
-    """query, key, value and the output's gradient; random, or such that nothing is ever selected."""
+    """query, key, value and the output's gradient; random, or such that they never select."""
     generator = torch.Generator().manual_seed(seed)
     size = (shape.batch, shape.heads, n, shape.dim)
     query, key, value, gradient = (torch.randn(size, generator=generator) for _ in range(4))
@@ -225,23 +210,14 @@ def measure(tensors: tuple[Tensor, ...], names: Sequence[str], repeats: int) -> 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a step and the cache cost once the context is nearly full.
+    """What a step and the cache cost when the context is nearly full."""
 
-    Attributes:
-        tokens_per_second: of all sequences of the batch together, in the median step.
-        quartiles: the same in the slower and in the faster quarter of the steps: half of them lie between these.
-        cache_bytes: of all that the cache holds, with F and positions.
-        full_bytes: of keys and values in a cache that drops nothing.
-        batch: sequences at a time.
-        context: tokens at the end.
-    """
-
-    tokens_per_second: float
-    quartiles: tuple[float, float]
-    cache_bytes: int
-    full_bytes: int
+    tokens_per_second: float  # of all sequences of the batch together, in the median step
+    quartiles: tuple[float, float]  # the same for the slower and the faster quarter of the steps
+    cache_bytes: int  # all that the cache holds, with F and positions
+    full_bytes: int  # keys and values in a cache that evicts nothing
     batch: int
-    context: int
+    context: int  # tokens at the end
 
 
 def measure_decoding(
@@ -262,7 +238,7 @@ def measure_decoding(
         steps: how many are timed.
         seed: of the tokens.
         budgets: K_l; None for the model's own.
-        policy: who leaves when a layer is full; None for the model's own.
+        policy: None for the model's own.
     """
     steps = min(steps, context - 1)
     ids = torch.randint(model.description.vocab_size, (batch, context), generator=torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""What is evaluated: a model, with or without budgets, and a policy; and how many tokens its cache must hold.
+"""A model with or without budgets, and a policy; and how many tokens its cache must hold.
 
     Subject.of("zoo:memory", budgets=64, policy="h2o")
 
@@ -8,8 +8,8 @@ Of each layer
     read   the most tokens that one query reads
 
 With a budget K both are at most K. A window of W needs W of both. A sparse pattern differs: the strided one of Child et
-al. reads few tokens, but every one of them is read again some stride later, so all have to be held. KV size means what
-is held: that is what takes memory. Records give both.
+al. reads few tokens, but every one of them is read again some stride later, so all have to be held. KV size means the
+tokens held, since they take the memory. Records give both.
 """
 
 from __future__ import annotations
@@ -31,26 +31,19 @@ from selattn.models.seam import Description, LanguageModel
 from selattn.ops.rules import pattern_visible
 from selattn.utils.memory import check_fits
 
-BUDGETS = "budgets.json"  # of a search, in its folder
-NONE = "none"  # the policy that drops nothing
+BUDGETS = "budgets.json"  # in the folder of a search
+NONE = "none"  # the policy that evicts nothing
 LARGEST = 2**31 - 1  # more than any context has
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model and how it is pruned.
+    """A model and how its cache is pruned."""
 
-    Attributes:
-        name: as the user wrote it.
-        loaded: the model.
-        budgets: K_l; None for those of its config, which usually has none.
-        policy: who leaves when a layer is full: a name, `package.module:Class`, or a policy; None for the config's.
-    """
-
-    name: str
+    name: str  # as the user wrote it
     loaded: Loaded
-    budgets: Budgets | None = None
-    policy: str | Policy | None = None
+    budgets: Budgets | None = None  # None for those of its config, which usually has none
+    policy: str | Policy | None = None  # a name, `package.module:Class`, or a policy; None for the config's
 
     @classmethod
     def of(
@@ -59,7 +52,7 @@ class Subject:
         budgets: Budgets | int | Sequence[int] | None = None,
         policy: str | Policy | None = None,
     ) -> Subject:
-        """A model by its name, or as it is, and how it is pruned; without budgets those of its config hold."""
+        """A model by its name, or the model itself; without budgets those of its config are in force."""
         if isinstance(model, Subject):
             return model
         name, at, how = str(model).rpartition("@") if isinstance(model, str) else ("", "", "")
@@ -70,18 +63,15 @@ class Subject:
             _check_in_force(found, policy)
             return cls(found.name, found, None, policy)
         check_budgets(chosen, found.description, policy)
-        limits = chosen.to_json()
-        told = ",".join(map(str, limits)) if isinstance(limits, list) else str(limits)
         called = "" if policy is None else f":{policy_name(policy)}"
-        return cls(f"{found.name}@{told}{called}", found, chosen, policy)
+        return cls(f"{found.name}@{','.join(map(str, chosen))}{called}", found, chosen, policy)
 
     @classmethod
     def parse(cls, text: str, default: str | None = None) -> Subject:
         """From the command line: `MODEL`, `MODEL@BUDGETS` or `MODEL@BUDGETS:POLICY`.
 
-        BUDGETS is a number for all layers, one for each (`8,48,8`), a budgets file, or the folder of a search;
-        `MODEL@none` leaves out the budgets that a model's config has. `default` is the policy of a model that has
-        budgets and names none.
+        BUDGETS is a number for all layers, one for each (`8,48,8`), a budgets file, or the folder of a search.
+        `MODEL@none` ignores the budgets of the model's config. `default` is the policy if the text has budgets alone.
         """
         name, at, how = text.rpartition("@")
         if not at:
@@ -112,12 +102,12 @@ class Subject:
 
     @property
     def policy_name(self) -> str:
-        """Who leaves, for tables and records."""
+        """For tables and records."""
         return policy_name(self.loaded.description.policy if self.policy is None else self.policy)
 
 
 def _check_in_force(model: Loaded, policy: str | Policy | None) -> None:
-    """Raise for a policy that evicts nothing since there are no budgets."""
+    """Raise for a policy without budgets: it would evict nothing."""
     if policy not in (None, NONE) and model.description.budgets is None:
         raise SelattnError(f"{model.name} has no budgets, so no policy is in force: write {model.name}@BUDGETS")
 
@@ -128,7 +118,7 @@ def read_budgets(text: str) -> Budgets:
     if re.fullmatch(r"\[?[\d\s,-]*\]?", text):
         try:
             if text.startswith("[") != text.endswith("]"):
-                raise ValueError(text)  # what was typed is not all that was meant
+                raise ValueError(text)  # half of a pair of brackets is missing
             numbers = [int(number) for number in text.removeprefix("[").removesuffix("]").split(",")]
         except ValueError:
             raise SelattnError(f"budgets are a number, or one for each layer such as 8,48,8, not {text!r}") from None
@@ -144,12 +134,12 @@ def read_budgets(text: str) -> Budgets:
 
 
 def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | None) -> None:
-    """Raise for budgets that a model cannot have, or that a policy would not heed."""
+    """Raise for budgets that do not fit the model or the policy."""
     budgets.for_layers(model.layers)
     chosen = make_policy(model.policy) if policy is None else import_policy(policy)
     if not chosen.evicts:
         raise SelattnError(
-            f"the policy {policy_name(policy or model.policy)!r} drops nothing, whatever the budgets: "
+            f"the policy {policy_name(policy or model.policy)!r} evicts nothing, whatever the budgets: "
             "leave them out, or change it"
         )
     if isinstance(chosen, Window) and min(budgets) <= chosen.sinks:
@@ -161,46 +151,31 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
 
 
 def check_context(name: str, loaded: Loaded, context: int) -> None:
-    """Raise for rows that are longer than a model can read, or than memory can hold; its weights are not read."""
+    """Raise for rows that are too long for the model or for the memory; its weights are not read."""
     most = loaded.description.longest
     if most is not None and context > most:
         raise SelattnError(f"{name} has {most} learned positions: --context can be at most {most}, not {context}")
     width = 1  # of a model without a config of transformers: at least the ids
     with contextlib.suppress(SelattnError):
         width = int(getattr(loaded.config, "hidden_size", width))
-    needed = context * (8 + 4 * 2 * width)  # ids, and of one layer at least: its input, query, key and value
+    needed = context * (8 + 4 * 2 * width)  # ids, and the input, query, key and value of one layer
     check_fits(needed, f"{name} with rows of {context:,} tokens needs", "choose a smaller --context")
 
 
 @dataclass(frozen=True)
 class KVSize:
-    """Tokens by layer.
+    """Tokens by layer, and what follows from them."""
 
-    Attributes:
-        context: N.
-        held: what each layer must hold.
-        read: what a query of each layer reads.
-    """
-
-    context: int
     held: tuple[int, ...]
     read: tuple[int, ...]
-
-    @property
-    def mean(self) -> float:
-        """Tokens held, a mean over the layers."""
-        return sum(self.held) / len(self.held)
-
-    @property
-    def factor(self) -> float:
-        """layers * N / tokens held: with budgets the paper's memory factor."""
-        return self.context / self.mean
+    mean: float  # of those held, over the layers
+    memory_factor: float  # layers * N / tokens held: with budgets the paper's memory factor
 
 
 def kv_size(
     model: Description, context: int, budgets: Budgets | None = None, policy: str | Policy | None = None
 ) -> KVSize:
-    """Of a model at a context of N tokens; its own budgets and policy unless others are given."""
+    """The cache of a model at N tokens; with its own budgets and policy unless others are given."""
     budgets = budgets or model.budgets
     limits: list[int] = [context] * model.layers
     chosen = make_policy(model.policy) if policy is None else import_policy(policy)
@@ -208,11 +183,13 @@ def kv_size(
         limits = [min(k, context) for k in budgets.for_layers(model.layers)]
     kinds = {kind: _unlimited(kind, context, model.heads) for kind in model.kinds}
     sizes = [tuple(min(size, limit) for size in kinds[kind]) for kind, limit in zip(model.kinds, limits, strict=True)]
-    return KVSize(context, tuple(held for held, _ in sizes), tuple(read for _, read in sizes))
+    held, read = zip(*sizes, strict=True)
+    mean = sum(held) / len(held)
+    return KVSize(held, read, mean, context / mean)
 
 
 def _unlimited(kind: AttentionKind, context: int, heads: int) -> tuple[int, int]:
-    """Held and read, counted in the whole matrix of who sees whom."""
+    """Held and read, counted in the whole matrix of visible pairs."""
     if kind.pattern is None:
         size = min(kind.window or context, context)
         return size, size

@@ -1,7 +1,7 @@
 """Multiple choice through lm-eval: its tasks, prompts and metrics, from the hub or from local files.
 
-A pruned model is scored in its ordinary full forward, with its budgets in force. lm-eval pads on the
-right and gives no mask; what comes after a token does not change what it sees, nor who leaves before it.
+A pruned model is scored in its ordinary full forward, with its budgets in force. lm-eval pads on the right and gives no
+mask; tokens that come later do not change what a token sees, nor what was evicted before it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import logging
 import re
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.data.files import read_objects
 from selattn.errors import SelattnError, advice, require
-from selattn.evaluation.results import TaskResult
 from selattn.models.seam import LanguageModel
 from selattn.utils.files import cache_folder
 
@@ -30,7 +30,7 @@ TASKS = {
     "commonsense_qa": "commonsense_qa/default.yaml",
     "openbookqa": "openbookqa/openbookqa.yaml",
 }
-# What a question has in the hub's schema, as far as it is asked for.
+# The columns of a question, in the hub's schema, that lm-eval reads.
 COLUMNS = {
     "arc_easy": ("question", "choices", "answerKey"),
     "arc_challenge": ("question", "choices", "answerKey"),
@@ -41,6 +41,17 @@ COLUMNS = {
 }
 METRICS = ("acc", "acc_norm")
 _ENDS = (".jsonl", ".json")
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The shares of right answers, and their standard errors: None for a single question."""
+
+    questions: int
+    acc: float
+    acc_stderr: float | None
+    acc_norm: float  # likelihoods divided by the length of a choice
+    acc_norm_stderr: float | None
 
 
 def check_tasks(names: Sequence[str]) -> list[str]:
@@ -63,7 +74,7 @@ def find_tasks(names: Sequence[str], folder: str | Path | None = None) -> dict[s
 def find_local(names: Sequence[str], folder: Path) -> dict[str, Path]:
     """The file of each task in a folder, by the beginning of its name, `arc_easy_validation.jsonl`; checks its rows.
 
-    Other files, whatever they hold, are none of its business.
+    Other files in it are ignored.
     """
     if not folder.exists():
         raise SelattnError(f"no such file or folder: {folder}")
@@ -123,15 +134,7 @@ def make_scorer(
     budgets: Budgets | None = None,
     policy: str | Policy | None = None,
 ) -> Any:
-    """What lm-eval asks the likelihoods of.
-
-    Args:
-        model: in evaluation mode.
-        tokenizer: of transformers; if it puts <BOS> in front of a text, so does lm-eval.
-        batch: requests at a time.
-        budgets: K_l; None for the model's own.
-        policy: who leaves when a layer is full; None for the model's own.
-    """
+    """The model that lm-eval asks for likelihoods; lm-eval adds <BOS> if the tokenizer of transformers does."""
     from selattn.evaluation.scorer import Scorer
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
@@ -145,7 +148,7 @@ def run_task(scorer: Any, name: str, file: Path | None = None, limit: int | None
         scorer: of `make_scorer`.
         name: one of `TASKS`.
         file: questions in the hub's schema; None for the hub and lm-eval's choice of the split.
-        limit: at most so many questions.
+        limit: the most questions to ask.
         seed: of lm-eval's random numbers, none of which matter here.
     """
     import lm_eval
@@ -168,7 +171,7 @@ def run_task(scorer: Any, name: str, file: Path | None = None, limit: int | None
 
 
 def _write_task(folder: Path, name: str, file: Path | None) -> None:
-    """A file that includes lm-eval's own of the task and changes where the questions come from."""
+    """Write a task file that includes lm-eval's own and changes where the questions come from."""
     import lm_eval.tasks
 
     home = Path(lm_eval.tasks.__file__).parent

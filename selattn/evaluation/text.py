@@ -29,24 +29,14 @@ LAYOUTS: dict[str, type[DocumentRows] | type[PackedRows]] = {"documents": Docume
 
 @dataclass(frozen=True)
 class Text:
-    """A text and how it is cut into rows.
+    """A text and how it is cut into rows."""
 
-    Attributes:
-        source: as `selattn.data.documents` takes it.
-        split: of the source.
-        layout: "documents", one in each row as in the paper, or "packed".
-        long: only documents that fill 90% of the context.
-        seed: of the order of the rows.
-        eos: whether documents end with </s>, as those of `selattn train` do.
-        reading: how the source is read.
-    """
-
-    source: str
+    source: str  # as `selattn.data.documents` takes it
     split: str = "validation"
-    layout: str = "documents"
-    long: bool = False
-    seed: int = 0
-    eos: bool = True
+    layout: str = "documents"  # one in each row, as in the paper; or "packed"
+    long: bool = False  # only documents that fill 90% of the context
+    seed: int = 0  # of the order of the rows
+    eos: bool = True  # documents end with </s>, as those of `selattn train` do
     reading: Reading = field(default_factory=Reading)
 
     def rows(self, tokenizer: Tokenizer, context: int, progress: bool = False) -> TextRows:
@@ -72,24 +62,16 @@ class Text:
 
 @dataclass(frozen=True)
 class Searched:
-    """What a search has seen, so that a report can leave it out whatever its own rows are.
-
-    Attributes:
-        text: what was searched on.
-        context: N of the search.
-        rows: how many rows, the first of the text.
-        tokens: the checksum of the text's tokens.
-        folder: of the search, by which records name it.
-    """
+    """The rows that a search has seen: a report leaves them out, whatever its own rows are."""
 
     text: Text
     context: int
-    rows: int
-    tokens: str
-    folder: str = ""
+    rows: int  # the first of the text
+    tokens: str  # checksum of the text's tokens
+    folder: str = ""  # of the search, for records
 
     def spans(self, store: TokenStore) -> list[tuple[int, int]]:
-        """The tokens of the store that were seen, as [start, stop) in order; none if it holds another text."""
+        """The tokens of the store that were seen, as [start, stop) in order; empty if it holds another text."""
         if store.checksum == self.tokens:
             return self.text.cut(store, self.context).spans(self.rows)
         if self._is_of(store):
@@ -110,7 +92,7 @@ Data = str | Path | Text | Sequence[str | Path | Text] | Mapping[str, Text]
 
 
 def named_texts(data: Data) -> dict[str, Text]:
-    """Texts by the name that tables give them: a source, or a file's own name; long ones are said to be long."""
+    """Texts by the name that tables give them: the source, or a file's own name, with ", long" for long documents."""
     if isinstance(data, Mapping):
         return dict(data)
     listed = [data] if isinstance(data, str | Path | Text) else data
@@ -120,13 +102,13 @@ def named_texts(data: Data) -> dict[str, Text]:
 
 
 def text_key(text: Text, rows: TextRows, count: int | None, skip: int | Searched) -> dict[str, Any]:
-    """What the rows that are taken of a text depend on, and which those are."""
+    """The part of a key that says which rows of a text are taken, and what they depend on."""
     taken = hashlib.blake2b(str(rows.numbers(count, skip)).encode(), digest_size=8).hexdigest()
     return {"text": to_json(text), "tokens": rows.checksum, "taken": taken}
 
 
 def skip_name(skip: int | Searched) -> int | str:
-    """What is left out, as a record has it."""
+    """What is left out, for a record."""
     return skip if isinstance(skip, int) else skip.folder
 
 
@@ -148,7 +130,7 @@ class TextRows:
 
     def __init__(self, rows: DocumentRows | PackedRows, seed: int, long: bool = False) -> None:
         self._rows, self._seed = rows, seed
-        # Tokens of each document as far as they matter: from `filled` on all are equally long. Packed rows are full.
+        # Tokens of each document, at most `filled`: beyond that all count as equally long. Packed rows are full.
         filled = math.ceil(LONG * rows.context)
         lengths = np.diff(rows.store.offsets) if isinstance(rows, DocumentRows) else np.full(len(rows), filled)
         self._lengths = np.minimum(lengths, filled)
@@ -162,21 +144,19 @@ class TextRows:
 
     @property
     def checksum(self) -> str:
-        """Of the tokens that the rows are cut from."""
+        """The checksum of the text's tokens."""
         return self._rows.store.checksum
 
     def take(self, count: int | None = None, skip: int | Searched = 0) -> Sequence[dict[str, Tensor]]:
-        """`count` rows, or all if that is None, but for those that a search has seen.
+        """`count` rows, or all if that is None, without those that a search has seen.
 
-        Args:
-            count: how many.
-            skip: how many rows the search had; or which search it was, then exactly the rows with a token that it has
-                seen are left out.
+        `skip` is how many rows the search had; or the search itself, then exactly the rows that share a token with it
+        are left out.
         """
         return [self._rows[row] for row in self.numbers(count, skip)]
 
     def numbers(self, count: int | None = None, skip: int | Searched = 0) -> list[int]:
-        """Which rows `take` takes, numbered as the layout has them."""
+        """The numbers, in the layout's order, of the rows that `take` returns."""
         left = self._unseen(skip) if isinstance(skip, int) else self._outside(skip.spans(self._rows.store))
         found = list(left if count is None else islice(left, max(count, 0)))
         if not found or len(found) < (count or 0) or (isinstance(skip, int) and skip < 0):
@@ -196,10 +176,10 @@ class TextRows:
         return (shuffled(place, len(self._rows), self._seed, 0) for place in range(len(self._rows)))
 
     def _unseen(self, searched: int) -> Iterator[int]:
-        """The rows that no search on so many rows has seen.
+        """The rows that no search on `searched` rows can have seen.
 
-        A search takes the first of those that are long enough for it. So it can only have seen a row before which
-        there are fewer than `searched` that are at least as long: `longest` holds the lengths of so many.
+        A search takes the first rows that are long enough for it. So it can only have seen a row before which fewer
+        than `searched` rows are at least as long: `longest` is a heap of the greatest lengths so far.
         """
         longest: list[int] = []
         for row in self._order():
@@ -212,17 +192,17 @@ class TextRows:
                 yield row
 
     def _outside(self, spans: Sequence[tuple[int, int]]) -> Iterator[int]:
-        """The rows without a token of these spans, which are in order and apart from each other."""
+        """The rows without a token of these spans, which are in order and do not overlap."""
         starts = [start for start, _ in spans]
         for row in self._order():
             start, stop = self._span(row)
-            before = bisect.bisect_left(starts, stop)  # so many begin before the row ends
+            before = bisect.bisect_left(starts, stop)  # the number of spans that begin before the row ends
             seen = before > 0 and spans[before - 1][1] > start
             if not seen and self._lengths[row] >= self._least:
                 yield row
 
     def _span(self, row: int) -> tuple[int, int]:
-        """Of a row in the store. The token that fills a packed row up has no loss there, and belongs to the next."""
+        """The tokens of a row in the store. The last token of a packed row has no loss there; it begins the next."""
         context = self._rows.context
         if isinstance(self._rows, PackedRows):
             return row * (context - 1), (row + 1) * (context - 1)

@@ -1,14 +1,25 @@
-"""What was seen of models that read texts, as records have it: the data behind figures and the explorer.
+"""The behaviour of a model on one text, token by token: the data behind figures and the explorer.
 
-Nothing here needs a model, or torch. Large arrays are short strings in JSON: quantised, deflated, base64. A browser and
-numpy read them alike.
+    seen = trace("zoo:memory", "a text", runs=[("selective", 32)])
+    seen.F(0)               # [N, N] of layer 0: how much each earlier token is masked for a row
+    seen.S(0)               # [N, N] which row masked which token, and how much
+    seen.weights(0)         # [N, N] attention, a mean over the heads
+    seen.evicted_at(0)      # [L, N] of the first run: the row from which a token is gone; N if it stays
+    seen.save("trace.json") # from which every figure can be drawn again without the model
 
-Triangle   [N, N], of which the part above the diagonal is 0: F, or attention weights
-Steps      [L, N] when each token leaves each layer; N if it stays
+F and the weights are those of the forward without budgets. F and S are rounded to a step that the record states;
+evictions are exact, from forwards with the budgets in force. `mean_f` averages F over many texts: does a layer always
+mask the same distances, whatever it reads?
 
-A triangle holds entries (i, j) with j <= i in the order of rows. Each is rounded to a multiple of `step`, so that what
-is unpacked is off by half a step at most. Of F the differences down each column are stored, which are S: rounding does
-not add up, and S is off by one step at most.
+A record loads neither torch nor a model. Large arrays are short strings in JSON: quantised, deflated, base64, which a
+browser and numpy read alike.
+
+Triangle   [N, N], 0 above the diagonal: F, or attention weights
+Steps      [L, N] when each token is evicted from each layer; N if it stays
+
+A triangle holds entries (i, j) with j <= i in the order of rows. Each is rounded to a multiple of `step`, so that an
+unpacked entry is off by half a step at most. Of F the differences down each column are stored, which are S: rounding
+does not add up, and S is off by one step at most.
 """
 
 from __future__ import annotations
@@ -16,54 +27,98 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from selattn.errors import SelattnError
+from selattn.errors import NotFiniteError, SelattnError
+from selattn.utils.progress import Progress
 from selattn.utils.records import read_record, write_record
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from selattn.cache import Budgets, Policy
+    from selattn.evaluation.text import Text
+    from selattn.models.loading import Loaded
+    from selattn.models.seam import LanguageModel, WatchedModel
+
+Run: TypeAlias = "tuple[str | Policy, Budgets | int | Sequence[int]]"
+Model: TypeAlias = "str | Path | Loaded | LanguageModel"
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 
+STEP = 1 / 32  # of F: e^-F is right to 1.6%
 LARGEST = 2**15 - 1  # of a difference, in steps
+
+# The paper's own example, from its appendix "Example Details", where it is taken from the validation part of C4; lower
+# case and blanks as printed there.
+PAPER = Path(__file__).with_name("paper.txt").read_text("utf-8").strip()
+_LAST = "the definition of a hollywood smile"
+PASSAGE = PAPER[: PAPER.index(_LAST) + len(_LAST)]  # its beginning, where a page of it is too much
+
+
+class _Recorded:
+    """A dataclass that a record holds under the name `at`."""
+
+    at: ClassVar[str]
+    made_by: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a record has it."""
+        return {self.at: dict(vars(self))}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """From a record; raises if it is incomplete."""
+        try:
+            found = cls(**record[cls.at])
+            found.check()
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise SelattnError(f"this is no whole record of {cls.made_by}") from None
+        return found
+
+    def save(self, path: str | Path) -> Path:
+        """Write the record; returns its path."""
+        return write_record(path, self.to_json(), None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `save` wrote."""
+        return cls.from_json(read_record(path))
+
+    def check(self) -> None:
+        """Raise ValueError if parts do not fit together."""
 
 
 @dataclass(frozen=True)
-class Trace:
-    """A model on a text. N tokens, L layers.
+class Trace(_Recorded):
+    """A model on a text. N tokens, L layers."""
 
-    Attributes:
-        model: as the user named it.
-        tokens: [N] as people write them.
-        ids: [N].
-        kinds: [L] the attention of each layer: "selective", "standard", "local:32" and so on.
-        shift: whether a token's selection counts for later tokens only.
-        cut_from: how many tokens the text had before it was cut.
-        packed: for each layer F, or None in a layer that does not select, and the weights.
-        runs: forwards with budgets: policy, budgets, per_head and when each token left.
-    """
+    at = "trace"
+    made_by = "a trace: make it with 'selattn plot ... --record FILE'"
 
-    model: str
-    tokens: list[str]
-    ids: list[int]
-    kinds: list[str]
-    shift: bool
-    cut_from: int
-    packed: list[dict[str, Any]]
-    runs: list[dict[str, Any]] = field(default_factory=list)
+    model: str  # as the user named it
+    tokens: list[str]  # [N] as people write them
+    ids: list[int]  # [N]
+    kinds: list[str]  # [L] the attention of each layer: "selective", "standard", "local:32" and so on
+    shift: bool  # a token's selection counts for later tokens only
+    cut_from: int  # the number of tokens before the text was cut
+    packed: list[dict[str, Any]]  # for each layer F, or None in a layer that does not select, and the weights
+    runs: list[dict[str, Any]] = field(default_factory=list)  # with budgets: policy, budgets, per_head, evicted_at
 
     @property
     def size(self) -> int:
-        """How many tokens there are."""
+        """N."""
         return len(self.tokens)
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """L."""
         return len(self.kinds)
 
     @property
@@ -72,12 +127,12 @@ class Trace:
         return max((layer["f"]["step"] for layer in self.packed if layer["f"] is not None), default=0.0)
 
     def F(self, layer: int) -> Floats:
-        """[N, N]: row i finds token j masked so much. 0 in a layer that does not select."""
+        """[N, N]: how much token j is masked for row i. 0 in a layer that does not select."""
         packed = self._layer(layer)["f"]
         return np.zeros((self.size, self.size), np.float32) if packed is None else unpack(packed)
 
     def S(self, layer: int) -> Floats:
-        """[N, N]: so much did row i add to the masking of token j. What the last row selects is for tokens to come."""
+        """[N, N]: how much row i adds to the masking of token j. What the last row selects is for tokens to come."""
         F = self.F(layer)
         rises = np.tril(np.diff(F, axis=0, prepend=np.float32(0)))
         if not self.shift:
@@ -85,11 +140,11 @@ class Trace:
         return np.tril(np.concatenate([rises[1:], np.zeros_like(rises[:1])]))
 
     def weights(self, layer: int) -> Floats:
-        """[N, N]: how much of row i's attention token j gets, a mean over the heads."""
+        """[N, N]: the share of row i's attention that token j gets, a mean over the heads."""
         return unpack(self._layer(layer)["weights"])
 
     def evicted_at(self, run: int = 0) -> Ints:
-        """[L, N]: the row from which a token is gone, N if it stays; of heads that evict alone, the last to let go."""
+        """[L, N]: the row from which a token is gone, N if it stays; where heads evict alone, the last of them."""
         if not 0 <= run < len(self.runs):
             raise SelattnError(
                 f"this trace has {len(self.runs)} runs with budgets: trace it with runs=[(policy, budgets)]"
@@ -101,34 +156,12 @@ class Trace:
         rows = np.arange(self.size)
         return (rows[None, :] <= rows[:, None]) & (rows[:, None] < self.evicted_at(run)[layer][None, :])
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in a record."""
-        return {"trace": {name: getattr(self, name) for name in self.__dataclass_fields__}}
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Trace:
-        """The trace that a record holds; refuses one that is not whole."""
-        try:
-            found = cls(**record["trace"])
-            sizes = {part["size"] for layer in found.packed for part in layer.values() if part is not None}
-            if len(found.packed) != found.layers or sizes != {found.size} or len(found.ids) != found.size:
-                raise ValueError
-            for run in range(len(found.runs)):
-                found.evicted_at(run)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise SelattnError(
-                "this is no whole record of a trace: make it with 'selattn plot ... --record FILE'"
-            ) from None
-        return found
-
-    def save(self, path: str | Path) -> Path:
-        """Write it as a record; returns the path."""
-        return write_record(path, self.to_json(), None)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Trace:
-        """The trace that `save` wrote."""
-        return cls.from_json(read_record(path))
+    def check(self) -> None:
+        sizes = {part["size"] for layer in self.packed for part in layer.values() if part is not None}
+        if len(self.packed) != self.layers or sizes != {self.size} or len(self.ids) != self.size:
+            raise ValueError
+        for run in range(len(self.runs)):
+            self.evicted_at(run)
 
     def _layer(self, layer: int) -> dict[str, Any]:
         if not 0 <= layer < self.layers:
@@ -137,28 +170,22 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class MeanF:
-    """The mean of F over texts of N tokens.
+class MeanF(_Recorded):
+    """The mean of F over texts of N tokens."""
 
-    Attributes:
-        model: as the user named it.
-        text: where the rows are from.
-        rows: how many.
-        size: N.
-        packed: F of each layer; None in a layer that does not select.
-        run: the settings of the model's training, if there is a record of it.
-    """
+    at = "mean_f"
+    made_by = "a mean: make it with 'selattn plot masking-mean'"
 
-    model: str
-    text: str
+    model: str  # as the user named it
+    text: str  # the source of the rows
     rows: int
-    size: int
-    packed: list[dict[str, Any] | None]
-    run: dict[str, Any] | None = None
+    size: int  # N
+    packed: list[dict[str, Any] | None]  # F of each layer; None in a layer that does not select
+    run: dict[str, Any] | None = None  # the settings of the model's training, if there is a record of it
 
     @property
     def layers(self) -> int:
-        """How many layers there are."""
+        """L."""
         return len(self.packed)
 
     def F(self, layer: int) -> Floats:
@@ -166,36 +193,224 @@ class MeanF:
         packed = self.packed[layer]
         return np.zeros((self.size, self.size), np.float32) if packed is None else unpack(packed)
 
-    def to_json(self) -> dict[str, Any]:
-        """As it stands in a record."""
-        return {"mean_f": {name: getattr(self, name) for name in self.__dataclass_fields__}}
+    def check(self) -> None:
+        if self.run is not None and not isinstance(self.run["data"], dict):
+            raise ValueError
+        if any(self.F(layer).shape != (self.size, self.size) for layer in range(self.layers)):
+            raise ValueError
 
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> MeanF:
-        """The mean that a record holds; refuses one that is not whole."""
-        try:
-            found = cls(**record["mean_f"])
-            if found.run is not None and not isinstance(found.run["data"], dict):
-                raise ValueError
-            for layer in range(found.layers):
-                if found.F(layer).shape != (found.size, found.size):
-                    raise ValueError
-        except (KeyError, TypeError, ValueError):
-            raise SelattnError("this is no whole record of a mean: make it with 'selattn plot masking-mean'") from None
-        return found
 
-    def save(self, path: str | Path) -> Path:
-        """Write it as a record; returns the path."""
-        return write_record(path, self.to_json(), None)
+class Words(NamedTuple):
+    """A text as a model reads it."""
 
-    @classmethod
-    def load(cls, path: str | Path) -> MeanF:
-        """The mean that `save` wrote."""
-        return cls.from_json(read_record(path))
+    ids: list[int]
+    tokens: list[str]  # joined they are the text, except for special tokens such as <s>; "" continues a character
+
+
+def given_text(name: str | None, loaded: Loaded) -> str:
+    """The text that `--text` names: `paper`, `sample` (the one beside a model), or a file.
+
+    Without a name it is the model's own sample, if it has one, or the paper's example.
+    """
+    from selattn.data.task import SAMPLE
+
+    sample = loaded.folder / SAMPLE
+    if name == "sample" or (name is None and sample.is_file()):
+        if not sample.is_file():
+            raise SelattnError(f"{loaded.name} has no {SAMPLE}: give --text a file, or 'paper'")
+        name = str(sample)
+    if name in (None, "paper"):
+        return PAPER
+    try:
+        return Path(str(name)).expanduser().read_text("utf-8")
+    except OSError as error:
+        raise SelattnError(f"cannot read {name}: {error.strerror}; --text takes a file, 'paper' or 'sample'") from None
+    except UnicodeDecodeError:
+        raise SelattnError(f"{name} is not text in UTF-8") from None
+
+
+def read(loaded: Loaded, text: str) -> Words:
+    """The ids of a text in the model's tokenizer, the first of them <BOS>."""
+    if not isinstance(text, str):
+        raise SelattnError(f"the text must be a str, not {text!r:.80}: of a file, what read_text() gives")
+    if not text.strip():
+        raise SelattnError("the text is empty: give at least one word")
+    return Words(*loaded.tokenizer.split(text))
+
+
+def trace(
+    model: Model,
+    text: str | Words,
+    runs: Iterable[Run] = (),
+    *,
+    limit: int | None = None,
+    step: float = STEP,
+    name: str | None = None,
+) -> Trace:
+    """Run a model on a text, and keep F, the attention and the evictions.
+
+    Args:
+        model: a folder, a run's folder, zoo:NAME, what `selattn.load` gives for one of them, or a model itself.
+        text: the text itself, or words that have been read.
+        runs: policies and budgets whose evictions to find.
+        limit: the most tokens; the model's context size by default.
+        step: F is rounded to multiples of this.
+        name: of the model, in titles; by default as it was given.
+    """
+    import torch
+
+    loaded, called, words = prepared(model, text)
+    about = loaded.description
+    most = min(limit or about.context, about.context)
+    if most < 2:
+        raise SelattnError(f"a picture needs at least 2 tokens, not {most}")
+    ids, tokens = words.ids[:most], words.tokens[:most]
+    row = torch.tensor([ids], device=loaded.device)
+    return Trace(
+        model=name or called,
+        tokens=tokens,
+        ids=ids,
+        kinds=[kind.text for kind in about.kinds],
+        shift=about.shift,
+        cut_from=len(words.ids),
+        packed=_layers(loaded, row, step),
+        runs=[leaving(loaded, row, policy, budgets) for policy, budgets in runs],
+    )
+
+
+def leaving(
+    model: WatchedModel, ids: Tensor, policy: str | Policy, budgets: Budgets | int | Sequence[int]
+) -> dict[str, Any]:
+    """One forward with budgets in force: when each token of ids [1, N] is evicted from each layer."""
+    import torch
+
+    from selattn.cache import Budgets, make_policy
+
+    chosen, size, limits = make_policy(policy), ids.shape[1], Budgets.of(budgets)
+    assert limits is not None
+    each = limits.for_layers(model.description.layers)
+    with torch.no_grad():
+        evicted = model.evictions(ids, limits, chosen)
+    steps = torch.stack([at[0].amax(0).clamp(max=size) for at in evicted])
+    return {
+        "policy": chosen.name,
+        "budgets": list(each),
+        "per_head": chosen.per_head,
+        "evicted_at": pack_steps(steps.cpu().numpy()),
+    }
+
+
+def smallest_f(f: Tensor | None) -> Floats | None:
+    """[N, N] of F [1, S, N, N]: of several masks the smallest, by which tokens are evicted."""
+    return None if f is None else f[0].float().amin(0).cpu().numpy()
+
+
+def _layers(model: WatchedModel, ids: Tensor, step: float) -> list[dict[str, Any]]:
+    """Layer by layer, so that only one layer's weights are held at a time."""
+    import torch
+
+    found: list[dict[str, Any]] = []
+    with torch.no_grad():
+        for view in model.watch(ids):
+            assert view.weights is not None
+            if not bool(view.weights.isfinite().all()):
+                raise NotFiniteError(f"the attention weights of layer {len(found)} are NaN")
+            F, mean = smallest_f(view.f), view.weights[0].float().mean(0).cpu().numpy()
+            found.append({"f": None if F is None else pack_rising(F, step), "weights": pack_shares(mean)})
+    return found
+
+
+def prepared(model: Model, text: str | Words) -> tuple[WatchedModel, str, Words]:
+    """The model, its name, and the words of the text."""
+    from selattn.models.loading import load
+
+    loaded = load(model)
+    words = text if isinstance(text, Words) else read(loaded, text)
+    return watched(loaded.model), loaded.name, words
+
+
+def watched(model: LanguageModel) -> WatchedModel:
+    """The model, if pictures can be made of it; else it raises."""
+    from selattn.models.seam import WatchedModel
+
+    if not isinstance(model, WatchedModel):
+        raise SelattnError(f"no picture can be made of a {type(model).__name__}: it has no watch() and evictions()")
+    return model
+
+
+def mean_f(
+    model: str | Path,
+    text: Text,
+    rows: int = 100,
+    *,
+    limit: int | None = None,
+    step: float = STEP,
+    progress: Progress | None = None,
+) -> MeanF:
+    """The mean of F over documents of a text that are at least as long as the context.
+
+    Args:
+        model: a folder, a run's folder, or zoo:NAME.
+        text: the source of the documents.
+        rows: how many; an error if there are fewer.
+        limit: tokens of a row, the model's context size by default.
+        step: the mean is rounded to multiples of this.
+        progress: shows the progress; None shows nothing.
+    """
+    from selattn.models.loading import load
+
+    loaded = load(model)
+    size = min(limit or loaded.description.context, loaded.description.context)
+    found = []
+    for row in text.rows(loaded.tokenizer, size).take():
+        if "attention_mask" not in row or bool(row["attention_mask"].all()):
+            found.append(row["input_ids"])
+        if len(found) == rows:
+            break
+    if rows < 1 or len(found) < rows:
+        raise SelattnError(
+            f"{text.source} has {len(found)} documents of {size} tokens, and {rows} were asked for: give more text, "
+            "fewer --rows, or fewer --tokens"
+        )
+    packed = average(watched(loaded.model), found, step, progress)
+    return MeanF(str(model), text.source, rows, size, packed, _run_of(loaded.folder))
+
+
+def _run_of(folder: Path) -> dict[str, Any] | None:
+    """The settings of a model's training, if there is a record of it."""
+    from selattn.models.loading import TRAINING
+
+    if not (folder / TRAINING).is_file():
+        return None
+    found = read_record(folder / TRAINING).get("run")
+    return found if isinstance(found, dict) else None
+
+
+def average(
+    model: WatchedModel,
+    rows: Sequence[Tensor],
+    step: float = STEP,
+    progress: Progress | None = None,
+) -> list[dict[str, Any] | None]:
+    """The mean of F of each layer over rows [N] of token ids, packed."""
+    import torch
+
+    progress = progress or Progress()
+    progress.begin(len(rows), "F of texts")
+    sums: list[Any] = [None] * model.description.layers
+    with torch.no_grad():
+        for row in rows:
+            for number, view in enumerate(model.watch(row[None].to(model.device), weights=False)):
+                F = smallest_f(view.f)
+                if F is not None:
+                    sums[number] = F.astype(np.float64) if sums[number] is None else sums[number] + F
+            progress.advance()
+    progress.end()
+    return [None if total is None else pack_rising(total / len(rows), step) for total in sums]
 
 
 def pack_rising(values: NDArray[Any], step: float) -> dict[str, Any]:
-    """Pack F, or what changes as little from row to row; with a coarser step where the given one is too fine."""
+    """Pack F, whose rows differ little; with a coarser step where the given one is too fine."""
     size = _size(values)
     exact = values.astype(np.float64)
     steepest = float(np.abs(np.diff(exact, axis=0, prepend=0.0)).max(initial=0.0))
@@ -219,7 +434,7 @@ def pack_steps(steps: NDArray[Any]) -> str:
 
 
 def unpack(packed: dict[str, Any]) -> Floats:
-    """[N, N] as it was before `pack_rising` or `pack_shares`, to within half a step."""
+    """[N, N]: the inverse of `pack_rising` and `pack_shares`, to within half a step."""
     size = int(packed["size"])
     count = size * (size + 1) // 2
     rising = packed["form"] == "rising"
@@ -235,7 +450,7 @@ def unpack(packed: dict[str, Any]) -> Floats:
 
 
 def unpack_steps(packed: str, layers: int, size: int) -> Ints:
-    """[L, N] as it was before `pack_steps`."""
+    """[L, N]: the inverse of `pack_steps`."""
     return _joined(_inflated(packed, 2 * layers * size)).astype(np.int64).reshape(layers, size)
 
 

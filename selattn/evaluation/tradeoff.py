@@ -11,71 +11,136 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from selattn.cache import Budgets, import_policy
 from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluation.losses import Batch, log_perplexity, make_batches
-from selattn.evaluation.results import (
-    AtLoss,
-    Baseline,
-    CurveModel,
-    MeasuredCurve,
-    Origin,
-    Point,
-    TextSize,
-    Tradeoff,
-)
 from selattn.evaluation.subjects import check_context, kv_size
 from selattn.evaluation.text import Data, Searched, Text, named_texts, skip_name, text_key
 from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
-from selattn.models.seam import Description, LanguageModel
+from selattn.models.seam import LanguageModel
 from selattn.utils.distributed import Team
-from selattn.utils.journal import Key, Parts, kept_parts, write_whole
+from selattn.utils.journal import Key, Parts, parts_of
 from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, as_body, portable, read_record
+from selattn.utils.typed import if_any
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a curve. Losses are by the name of the text."""
+
+    kv_size: float  # tokens that a layer holds, a mean over the layers
+    memory_factor: float  # N / kv_size
+    held: tuple[int, ...]  # by each layer, and read by a query of each: see `selattn.evaluation.subjects`
+    read: tuple[int, ...]
+    budgets: tuple[int, ...] | None  # K_l; None for a model without budgets
+    loss: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Baseline(Point):
+    """The model whose loss the curves are to reach."""
+
+    name: str  # in the figure
+    model: str | None = None  # as the user wrote it; None in early records
+    training_seed: int | None = None  # None if it is not known
+
+
+@dataclass(frozen=True)
+class AtLoss:
+    """Where a curve reaches the baseline's loss."""
+
+    kv_size: float
+    memory_factor: float
+    at_least: bool  # the curve ends there with a smaller loss, so the true factor is larger
+
+
+@dataclass(frozen=True)
+class CurveModel:
+    """A model whose points are on a curve."""
+
+    model: str  # as the user wrote it
+    training_seed: int | None = None
+    policy: str | None = None
+    search: str | None = None  # the folder of the search whose path the curve follows
+
+
+@dataclass(frozen=True)
+class MeasuredCurve:
+    """A curve of the record; several local models with different windows make one curve."""
+
+    name: str  # in the figure
+    of: tuple[CurveModel, ...]
+    points: tuple[Point, ...]
+    at_the_baselines_loss: dict[str, AtLoss | None]  # by the name of the text; None where it does not reach that loss
+
+    def __post_init__(self) -> None:
+        if not self.points or min(point.kv_size for point in self.points) <= 0:
+            raise SelattnError(f"the curve {self.name!r} has no points, or one that holds nothing: measure it again")
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """How much of a text was read."""
+
+    rows: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The record that was extended."""
+
+    command: str
+    date: str
+    machine: Mapping[str, str | int | float | bool | None]
+
+
+@dataclass(frozen=True)
+class Tradeoff:
+    """The record of `selattn eval --curve`."""
+
+    context: int
+    texts: dict[str, TextSize]
+    skip: int | str  # rows that were left out, or the folder of the search that had them
+    baseline: Baseline | None
+    curves: tuple[MeasuredCurve, ...]
+    extends: Origin | None = if_any(default=None)  # its curves come first
+
+    def __post_init__(self) -> None:
+        points = [point for curve in self.curves for point in curve.points]
+        for point in points if self.baseline is None else [self.baseline, *points]:
+            for text in self.texts.keys() ^ point.loss.keys():
+                raise SelattnError(f"the trade-off lacks a loss on {text!r}: measure it again")
 
 
 @dataclass(frozen=True)
 class SearchPath:
-    """The path of a search, which a curve follows; `selattn.pruning.read_search` reads one.
-
-    Attributes:
-        folder: of the search.
-        context: N of the search.
-        policy: who leaves.
-        budgets: K_l after each iteration.
-    """
+    """The path of a search, which a curve follows; `selattn.pruning.read_search` reads one."""
 
     folder: Path
     context: int
     policy: str
-    budgets: tuple[tuple[int, ...], ...]
+    budgets: tuple[tuple[int, ...], ...]  # K_l after each iteration
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of the figure: along a search, for budgets of one size, or one point for a model as it is.
+    """What a curve is measured along: a search, budgets of one size, or one point for a model without budgets."""
 
-    Attributes:
-        name: what it is called in the figure.
-        model: as the user wrote it.
-        loaded: the model.
-        policy: who leaves; None for the model's own.
-        search: the path that is followed.
-        sizes: whether the budgets are the same in every layer.
-    """
-
-    name: str
-    model: str
+    name: str  # in the figure
+    model: str  # as the user wrote it
     loaded: Loaded
-    policy: str | None = None
+    policy: str | None = None  # None for the model's own
     search: SearchPath | None = None
-    sizes: bool = False
+    sizes: bool = False  # the same budget in every layer
 
     @classmethod
     def of(
@@ -94,16 +159,8 @@ class Curve:
         return cls(name or found.name, found.name, found, policy, search, sizes)
 
 
-@dataclass(frozen=True)
-class Line:
-    """The points of a curve, or the one of the baseline, that are to be measured.
-
-    Attributes:
-        curve: what it is called, and its model.
-        choices: the budgets of each point.
-        policy: who leaves.
-        keys: what the losses of each point depend on.
-    """
+class Line(NamedTuple):
+    """A curve, or the baseline, with the budgets of its points and what the losses of each point depend on."""
 
     curve: Curve
     choices: list[Budgets | None]
@@ -111,15 +168,8 @@ class Line:
     keys: list[Key]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is to be measured; no weights are loaded yet.
-
-    Attributes:
-        context: N.
-        texts: the rows that all curves are measured on.
-        lines: the baseline's if there is one, then those of the curves.
-    """
+class Plan(NamedTuple):
+    """What to measure, on which rows; loads no weights. A baseline is the first line."""
 
     context: int
     texts: dict[str, list[Batch]]
@@ -150,18 +200,18 @@ def measure_tradeoff(
     """Measure every curve on the same rows, and read off where it reaches the baseline's loss.
 
     Args:
-        curves: of models along a search, with equal budgets, or as they are. Those of one name are one curve.
+        curves: those of one name become one curve.
         data: texts: sources as `selattn.data.documents` takes them, or `Text` objects, one, several, or by name.
         baseline: the model whose loss the curves are to reach.
         sizes: of the points; by default the context, and halves of it down to 2.
-        extend: a record of the same rows, whose curves and baseline these join.
+        extend: a record of the same rows, to whose curves and baseline these are added.
         rows: of each text; None for all.
-        skip: leave out what a search has seen: one on so many rows, or `Searched` (see `selattn.pruning.searched`).
+        skip: leave out the rows that a search has seen: their number, or the search (`selattn.pruning.searched`).
         context: N; None for the context size of the first model.
         batch: rows at a time.
         seed: for the record.
-        record: where the record goes; meanwhile the points that are done lie beside it.
-        progress: is told how many rows are done; None shows nothing.
+        record: file of the record; until it is written, finished points lie beside it.
+        progress: shows the progress; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """
     progress = progress or Progress()
@@ -169,25 +219,24 @@ def measure_tradeoff(
     base = baseline if baseline is None or isinstance(baseline, Curve) else Curve.of(baseline)
     before = None if extend is None else read_curves(Path(extend), parsed, base)
     with contextlib.ExitStack() as stack:
-        if team is None:
-            team = stack.enter_context(contextlib.closing(Team()))
+        team = team or stack.enter_context(contextlib.closing(Team()))
         plan = make_plan(
             parsed, base, named_texts(data), sizes, rows, skip, context, batch, team.leads and progress.shows
         )
-        texts = {name: _size(batches) for name, batches in plan.texts.items()}
+        texts = {
+            name: TextSize(sum(len(batch.input_ids) for batch in batches), sum(batch.tokens for batch in batches))
+            for name, batches in plan.texts.items()
+        }
         frame = Tradeoff(plan.context, texts, skip_name(skip), None, ())
         if before is not None:
             _check_frame(frame, before[1], str(extend))
-        path = None if record is None else Path(record)
-        parts = stack.enter_context(kept_parts(path, plan.keys, team, progress))
+        parts = stack.enter_context(parts_of(record, plan.keys, team, progress))
         shared = sum(len(batch.input_ids) for batches in plan.texts.values() for batch in team.share(batches))
         progress.begin(shared * (len(plan.keys) - parts.known(plan.keys)), "measuring")
-        measured = [(line.curve, _measure(line, plan, team, parts, progress.advance)) for line in plan.lines]
+        measured = [(line.curve, _measure(line, plan, team, parts, progress)) for line in plan.lines]
         progress.end()
         found = _collect(frame, measured, base is not None, before)
-        if path is not None and team.leads:
-            write_whole(path, found, seed)
-            parts.remove()
+        parts.write(found, seed)
     return found
 
 
@@ -202,7 +251,7 @@ def make_plan(
     batch: int = 8,
     progress: bool = False,
 ) -> Plan:
-    """Which points there are, and what each depends on; texts are tokenized if need be. See `measure_tradeoff`."""
+    """Which points there are, and the key of each; tokenizes texts that the cache does not have."""
     if baseline is not None and (baseline.sizes or baseline.search):
         raise SelattnError(f"the baseline is a model as it is, not {baseline.name}: give MODEL or NAME=MODEL")
     everybody = (*filter(None, [baseline]), *curves)
@@ -235,7 +284,7 @@ def make_plan(
 
 
 def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> tuple[Provenance, Tradeoff]:
-    """A record to which these are to be added."""
+    """The record that these curves are to extend."""
     found = read_record(file)
     if "records" in found:
         raise SelattnError(f"{file} is of several seeds: give the record of one of them")
@@ -265,7 +314,7 @@ def _points(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budg
     if curve.search is not None:
         search = curve.search
         if not search.budgets:
-            raise SelattnError(f"nothing has been searched in {search.folder} yet: go on with that search")
+            raise SelattnError(f"nothing has been searched in {search.folder} yet: resume that search")
         if search.context != context:
             raise SelattnError(f"{search.folder} was searched at a context of {search.context}, not {context}")
         return [Budgets(budgets) for budgets in nearest(search.budgets, sizes)], search.policy
@@ -275,34 +324,23 @@ def _points(curve: Curve, sizes: Sequence[int], context: int) -> tuple[list[Budg
 
 
 def _key(curve: Curve, budgets: Budgets | None, policy: str | None, around: Key) -> Key:
-    """What the losses of a point depend on."""
     given = budgets and budgets.to_json()
     return {"part": "point", "budgets": given, "policy": policy, "fingerprint": curve.loaded.fingerprint, **around}
 
 
-def _measure(line: Line, plan: Plan, team: Team, parts: Parts, tick: Callable[[int], None]) -> list[Point]:
-    """The points of a curve; its model is loaded only if one of them is left to measure."""
-    loaded = line.curve.loaded
+def _measure(line: Line, plan: Plan, team: Team, parts: Parts, progress: Progress) -> list[Point]:
+    """The points of a curve; its model is loaded only if one of them is missing."""
+    loaded, points = line.curve.loaded, []
+    for budgets, key in zip(line.choices, line.keys, strict=True):
 
-    def losses(budgets: Budgets | None) -> dict[str, float]:
-        return measure(loaded.model, plan.texts, budgets, line.policy, team, tick)
+        def losses(budgets: Budgets | None = budgets) -> dict[str, float]:
+            return measure(loaded.model, plan.texts, budgets, line.policy, team, progress)
 
-    found = [
-        parts.get(key, dict[str, float], functools.partial(losses, k))
-        for k, key in zip(line.choices, line.keys, strict=True)
-    ]
-    return [
-        _point(loaded.description, plan.context, k, line.policy, each)
-        for k, each in zip(line.choices, found, strict=True)
-    ]
-
-
-def _point(
-    model: Description, context: int, budgets: Budgets | None, policy: str | None, loss: dict[str, float]
-) -> Point:
-    size = kv_size(model, context, budgets, policy)
-    each = None if budgets is None else budgets.for_layers(model.layers)
-    return Point(size.mean, size.factor, size.held, size.read, each, loss)
+        loss = parts.get(key, dict[str, float], losses)
+        size = kv_size(loaded.description, plan.context, budgets, line.policy)
+        each = None if budgets is None else budgets.for_layers(loaded.description.layers)
+        points.append(Point(size.mean, size.memory_factor, size.held, size.read, each, loss))
+    return points
 
 
 def _collect(
@@ -311,11 +349,11 @@ def _collect(
     based: bool,
     before: tuple[Provenance, Tradeoff] | None,
 ) -> Tradeoff:
-    """The record, with where the curves reach the baseline's losses."""
+    """The record, with the memory factor of each curve at the baseline's loss."""
     base = None if before is None else before[1].baseline
     if based:
         (curve, (point,)), *measured = measured
-        base = Baseline.of(point, curve.name, curve.model, curve.loaded.training_seed)
+        base = Baseline(**vars(point), name=curve.name, model=curve.model, training_seed=curve.loaded.training_seed)
     losses = {} if base is None else base.loss
     curves = [] if before is None else [*before[1].curves]
     for name in dict.fromkeys(curve.name for curve, _ in measured):
@@ -333,13 +371,8 @@ def _model(curve: Curve) -> CurveModel:
     return CurveModel(curve.model, curve.loaded.training_seed, curve.search.policy, str(curve.search.folder))
 
 
-def _size(batches: Sequence[Batch]) -> TextSize:
-    """How much text that is."""
-    return TextSize(sum(len(batch.input_ids) for batch in batches), sum(batch.tokens for batch in batches))
-
-
 def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tuple[int, ...]]:
-    """Of the budgets of a path those whose mean is nearest to each size, the largest first, each once."""
+    """The budgets of a path whose mean is nearest to each size, the largest first, each once."""
 
     def distance(budgets: tuple[int, ...], size: float) -> float:
         return abs(math.log(sum(budgets) / len(budgets) / size))
@@ -354,41 +387,36 @@ def measure(
     budgets: Budgets | None,
     policy: str | None,
     team: Team,
-    tick: Callable[[int], None] | None = None,
+    progress: Progress,
 ) -> dict[str, float]:
-    """The losses of a point, by the name of the text; `tick` gets the number of rows after each batch."""
-    return {name: log_perplexity(model, batches, budgets, policy, team, tick) for name, batches in texts.items()}
+    """The losses of a point, by the name of the text."""
+    how = (budgets, policy, team, progress.advance)
+    return {name: log_perplexity(model, batches, *how) for name, batches in texts.items()}
 
 
 def halves(context: int) -> list[int]:
-    """The sizes at which curves are measured unless others are asked for: N, N / 2, ... down to the smallest budget."""
+    """The default sizes: N, N / 2, ... down to the smallest budget."""
     sizes = [context]
     while sizes[-1] // 2 >= SMALLEST:
         sizes.append(sizes[-1] // 2)
     return sizes
 
 
-@dataclass(frozen=True)
-class Reached:
-    """Where a curve reaches a loss.
-
-    Attributes:
-        size: KV size.
-        at_most: whether the curve ends there with a smaller loss, so that the true size is smaller, too.
-    """
+class Reached(NamedTuple):
+    """The KV size at which a curve reaches a loss."""
 
     size: float
-    at_most: bool
+    at_most: bool  # the curve ends there with a smaller loss, so the true size is smaller
 
 
 def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | None:
-    """The KV size at which a curve, (size, loss) by point, reaches a loss: between points log(size) is interpolated.
+    """The KV size at which a curve of points (size, loss) reaches a loss; between points log(size) is interpolated.
 
-    Going from the largest size down, it is where the loss first exceeds the wanted one. None if it does already at the
-    largest; the smallest size if it never does. A loss that is not a number counts as larger than every other.
+    Going down from the largest size, it is where the loss first exceeds the wanted one. None if the largest size
+    already exceeds it; the smallest size if none does. NaN counts as larger than every number.
     """
     ordered = sorted(points, key=lambda point: -point[0])
-    limit = loss * (1 + 1e-6)  # budgets that drop nothing give the baseline's own loss, but for rounding
+    limit = loss * (1 + 1e-6)  # budgets that evict nothing give the baseline's own loss, but for rounding
     if not ordered[0][1] <= limit:
         return None
     for (larger, low), (smaller, high) in itertools.pairwise(ordered):
@@ -399,7 +427,7 @@ def size_at(points: Iterable[tuple[float, float]], loss: float) -> Reached | Non
 
 
 def at_losses(points: Sequence[Point], losses: Mapping[str, float], context: int) -> dict[str, AtLoss | None]:
-    """Where the points of a curve reach the loss of each text; None if they do not."""
+    """Where the points reach the loss of each text; None if they do not."""
     found = {}
     for text, loss in losses.items():
         reached = size_at([(point.kv_size, point.loss[text]) for point in points], loss)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from selattn.evaluation.results import AtLoss, Comparison, Evaluated, Tradeoff
+from selattn.evaluation.compare import Comparison, Evaluated
+from selattn.evaluation.tradeoff import AtLoss, Tradeoff
 from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table

@@ -9,7 +9,7 @@ from selattn.cache import Budgets
 from selattn.cli.main import main
 from selattn.data import Reading
 from selattn.evaluation import log_perplexity, make_batches
-from selattn.evaluation.results import Comparison
+from selattn.evaluation.compare import Comparison
 from selattn.evaluation.subjects import Subject
 from selattn.evaluation.tasks import find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Text

@@ -33,7 +33,7 @@ def test_kv_size_is_what_a_simulation_counts():
     want = [counted(SEES[kind], CONTEXT) for kind in ALL_KINDS]
     assert list(zip(size.held, size.read, strict=True)) == want
     assert size.held[2] > 2 * size.read[2] - 3 > size.held[3]  # strided: little is read, nearly all is held
-    assert size.factor == pytest.approx(6 * CONTEXT / sum(size.held))
+    assert size.memory_factor == pytest.approx(6 * CONTEXT / sum(size.held))
 
 
 def test_budgets_limit_it():
@@ -42,7 +42,7 @@ def test_budgets_limit_it():
     assert kv_size(config, CONTEXT, Budgets((5, 8)), "none").held == (3, CONTEXT)
     assert kv_size(config, CONTEXT, Budgets(99)).held == (3, CONTEXT)
     with_budgets = tiny_config(cache_budgets=[4, 6]).description
-    assert kv_size(with_budgets, CONTEXT).factor == Budgets((4, 6)).memory_factor(2, CONTEXT)
+    assert kv_size(with_budgets, CONTEXT).memory_factor == Budgets((4, 6)).memory_factor(2, CONTEXT)
 
 
 def test_decoding_reports_the_cache():

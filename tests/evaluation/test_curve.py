@@ -8,11 +8,11 @@ from selattn.cache import Budgets
 from selattn.cli.eval import parse_curve
 from selattn.errors import SelattnError
 from selattn.evaluation import Team, log_perplexity, make_batches, tradeoff
-from selattn.evaluation.results import AtLoss, Point
 from selattn.evaluation.text import Text
-from selattn.evaluation.tradeoff import Curve, Reached, SearchPath, at_losses, halves, nearest, size_at
+from selattn.evaluation.tradeoff import AtLoss, Curve, Point, Reached, SearchPath, at_losses, halves, nearest, size_at
 from selattn.models.loading import load
 from selattn.pruning.folder import SearchSettings, Step, begin
+from selattn.utils.progress import Progress
 from tests.evaluation.folders import model_folder
 from tests.pruning.cases import model, rows
 
@@ -61,12 +61,9 @@ def test_points_of_a_path_are_the_nearest_once():
 def test_measures_every_text():
     net = model()
     texts = {"a": make_batches(rows((24, 9)), 2), "b": make_batches(rows((24, 24), seed=7), 2)}
-    for budgets, size in ((None, 24), (Budgets((3, 5, 7)), 5)):
-        losses = {name: log_perplexity(net, rows, budgets, "tova", Team()) for name, rows in texts.items()}
-        assert losses == {name: log_perplexity(net, batches, budgets, "tova") for name, batches in texts.items()}
-        point = tradeoff._point(net.description, 24, budgets, "tova", losses)
-        assert (point.kv_size, point.budgets, point.loss) == (size, budgets and budgets.tokens, losses)
-        assert point.memory_factor == 24 / size
+    for budgets in (None, Budgets((3, 5, 7))):
+        found = tradeoff.measure(net, texts, budgets, "tova", Team(), Progress())
+        assert found == {name: log_perplexity(net, batches, budgets, "tova") for name, batches in texts.items()}
 
 
 def test_a_record_tells_where_its_curve_reaches_a_loss():

@@ -10,9 +10,8 @@ import torch
 
 from benchmarks import explorer as benchmark
 from selattn.cache import Budgets, make_policy
-from selattn.evaluation.results import Comparison, Tradeoff
-from selattn.evaluation.traces import unpack_steps
-from selattn.evaluation.tracing import given_text, leaving
+from selattn.evaluation import Comparison, Tradeoff
+from selattn.evaluation.traces import given_text, leaving, unpack_steps
 from selattn.models.loading import load
 from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body

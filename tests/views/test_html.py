@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 from selattn import plot
-from selattn.evaluation.results import Comparison, Tradeoff
+from selattn.evaluation import Comparison, Tradeoff
 from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table

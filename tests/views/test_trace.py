@@ -11,8 +11,20 @@ from hypothesis import strategies as st
 import selattn
 from lab.tasks import VariableAssignment
 from selattn.errors import SelattnError
-from selattn.evaluation.traces import MeanF, Trace, pack_rising, pack_shares, pack_steps, unpack, unpack_steps
-from selattn.evaluation.tracing import average, given_text, leaving, read, trace
+from selattn.evaluation.traces import (
+    MeanF,
+    Trace,
+    average,
+    given_text,
+    leaving,
+    pack_rising,
+    pack_shares,
+    pack_steps,
+    read,
+    trace,
+    unpack,
+    unpack_steps,
+)
 from selattn.models.loading import load
 from tests.views.traces import random_trace
 

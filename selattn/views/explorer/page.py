@@ -17,8 +17,7 @@ from typing import Any
 
 from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError
-from selattn.evaluation.traces import Trace
-from selattn.evaluation.tracing import STEP, Model, Run, prepared, trace
+from selattn.evaluation.traces import STEP, Model, Run, Trace, prepared, trace
 from selattn.utils.files import write_text
 from selattn.utils.progress import Progress
 

@@ -6,7 +6,7 @@ From a trace of one text (`selattn.trace(model, text)`, or the record that `Trac
     words         the last row's masking over the words of the text, layer by layer
     attention     attention of each layer, of one model or of several beside each other
     kept          what remains in the cache under budgets, layer by layer
-From means over many texts (`selattn.evaluation.tracing.mean_f`): masking_mean, stability.
+From means over many texts (`selattn.evaluation.traces.mean_f`): masking_mean, stability.
 From other records: tradeoff (`selattn eval --curve`), curves and scaling (training records), search (`selattn
 prune`).
 """

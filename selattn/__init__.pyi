@@ -1,0 +1,32 @@
+from selattn.cache import H2O as H2O
+from selattn.cache import Budgets as Budgets
+from selattn.cache import Policy as Policy
+from selattn.cache import Selective as Selective
+from selattn.cache import SelectiveCache as SelectiveCache
+from selattn.cache import Threshold as Threshold
+from selattn.cache import Tova as Tova
+from selattn.cache import Window as Window
+from selattn.cache import eviction_order as eviction_order
+from selattn.cache import kept_positions as kept_positions
+from selattn.conversion import convert as convert
+from selattn.evaluation import evaluate as evaluate
+from selattn.evaluation import trace as trace
+from selattn.models import NewForm as NewForm
+from selattn.models import SelectiveConfig as SelectiveConfig
+from selattn.models import SelectiveForCausalLM as SelectiveForCausalLM
+from selattn.models import evicting as evicting
+from selattn.models import load as load
+from selattn.models import make_selective as make_selective
+from selattn.models import make_standard as make_standard
+from selattn.ops import AuxOutput as AuxOutput
+from selattn.ops import AuxRequest as AuxRequest
+from selattn.ops import Selection as Selection
+from selattn.ops import Sequences as Sequences
+from selattn.ops import causal_attention as causal_attention
+from selattn.ops import selective_attention as selective_attention
+from selattn.pruning import prune as prune
+from selattn.training import train as train
+from selattn.views import plot as plot
+from selattn.views.explorer import explore as explore
+
+__version__: str

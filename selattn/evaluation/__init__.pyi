@@ -1,0 +1,14 @@
+from selattn.evaluation.compare import Comparison as Comparison
+from selattn.evaluation.compare import evaluate as evaluate
+from selattn.evaluation.losses import Batch as Batch
+from selattn.evaluation.losses import log_perplexity as log_perplexity
+from selattn.evaluation.losses import make_batches as make_batches
+from selattn.evaluation.subjects import Subject as Subject
+from selattn.evaluation.text import Text as Text
+from selattn.evaluation.traces import Trace as Trace
+from selattn.evaluation.traces import mean_f as mean_f
+from selattn.evaluation.traces import trace as trace
+from selattn.evaluation.tradeoff import Curve as Curve
+from selattn.evaluation.tradeoff import Tradeoff as Tradeoff
+from selattn.evaluation.tradeoff import measure_tradeoff as measure_tradeoff
+from selattn.utils.distributed import Team as Team
