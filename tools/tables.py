@@ -213,6 +213,7 @@ def gpu_compiled(results: Path) -> str:
             *(f"{row[f'spills_{name}']}" for name in ("forward", "backward", "decode")),
         )
         for row in read_record(results / "gpu_compile.json")["targets"]
+        if row["dtype"] != "float16"  # as bfloat16
     ]
     return Table(head, rows).grid()
 
