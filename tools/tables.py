@@ -31,7 +31,7 @@ BETWEEN = re.compile(r"^<!-- table: (?P<name>[^\n]*) -->\n(?P<table>.*?)^<!-- en
 
 
 def what_you_get(results: Path) -> str:
-    """The README's table: what selective attention, and this code, are worth beside the best that is there."""
+    """The README's table: losses, memory and speed with selective attention, beside the best alternative."""
     efficiency = read_body(results / "reproduce/laptop/efficiency.json", Reproduction)
     names = ("attention", "decode", "conversion", "convert_pretrained")
     records: dict[str, dict[str, Any]] = {name: read_record(results / f"{name}.json") for name in names}
@@ -56,12 +56,12 @@ def what_you_get(results: Path) -> str:
     machines = [read_record(results / "reproduce/laptop/efficiency.json"), *records.values()]
     cores = sorted({record["machine"]["cores"] for record in machines})
     caption = (
-        f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores. The first three rows are "
-        f"small language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
-        "largest), on held-out documents of the encyclopaedia that they were trained on, with a budget searched for "
-        "each layer; factors count tokens and are read off the curve between two budgets. For these models other "
-        "eviction policies with searched budgets have not been measured yet. Times (lower is better) and speeds "
-        "(higher is better) are relative to a rival in the same run."
+        f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores; times (lower is better) and "
+        "speeds (higher is better) are relative to a rival in the same run. The first three rows are small language "
+        f"models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to largest) on "
+        "held-out documents of the encyclopaedia that they were trained on. Memory counts tokens, with a budget searched "
+        "for each layer, and is read off the curve between two budgets. Other eviction policies with searched budgets "
+        "have not been measured on these models yet."
     )
     table = Table(("", "without selective attention", "with it", "record"), rows)
     return f"{textwrap.fill(caption, 118)}\n\n{table.grid()}"
