@@ -1,12 +1,15 @@
-"""The documents are true: their Python runs, and the README's tree is the tree."""
+"""The documents are true: their Python runs, their commands parse, their links lead somewhere; the tree is the tree."""
 
 import re
+import shlex
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from selattn.cli.main import build_parser
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,6 +36,37 @@ def test_python_snippets_run(document, tmp_path, monkeypatch):
     for fence in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         above = text.count("\n", 0, fence.start(1))  # so that a traceback names the line of the document
         exec(compile("\n" * above + fence.group(1), document, "exec"), namespace)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_are_understood(document):
+    """The parser takes every `selattn ...` of the document's ```sh fences."""
+    for fence in re.findall(r"^```sh\n(.*?)^```$", document.read_text(), flags=re.MULTILINE | re.DOTALL):
+        for line in fence.replace("\\\n", " ").splitlines():
+            if line.startswith("selattn "):
+                build_parser().parse_args(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name
+)
+def test_links_lead_somewhere(document):
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_fences(document)):
+        if not link.startswith("http"):
+            file, _, anchor = link.partition("#")
+            target = (document.parent / file).resolve() if file else document
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def without_fences(document):
+    return re.sub(r"^```.*?^```$", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(document):
+    """The names that GitHub gives the headings of a document."""
+    headings = re.findall(r"^#+ (.*)$", without_fences(document), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_the_readme_is_short_and_has_an_example():

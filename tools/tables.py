@@ -56,12 +56,12 @@ def what_you_get(results: Path) -> str:
     machines = [read_record(results / "reproduce/laptop/efficiency.json"), *records.values()]
     cores = sorted({record["machine"]["cores"] for record in machines})
     caption = (
-        f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores; times (lower is better) and "
-        "speeds (higher is better) are relative to a rival in the same run. The first three rows are small language "
-        f"models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to largest) on "
-        "held-out documents of the encyclopaedia that they were trained on. Memory counts tokens, with a budget searched "
-        "for each layer, and is read off the curve between two budgets. Other eviction policies with searched budgets "
-        "have not been measured on these models yet."
+        f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores; times (lower is better) "
+        "and speeds (higher is better) are relative to a rival in the same run. The first three rows are small "
+        f"language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
+        "largest) on held-out documents of the encyclopaedia that they were trained on. Memory counts tokens, with a "
+        "budget searched for each layer, and is read off the curve between two budgets. Other eviction policies with "
+        "searched budgets have not been measured on these models yet."
     )
     table = Table(("", "without selective attention", "with it", "record"), rows)
     return f"{textwrap.fill(caption, 118)}\n\n{table.grid()}"
