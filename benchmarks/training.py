@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, default_collate
 from transformers import set_seed
 
 from lab.runs import find_run
+from selattn.cli._settings import override
 from selattn.training import RunConfig, train
 from selattn.training.datasets import Data, Share, StepBatches, prepare
 from selattn.training.model import make_model, model_config
-from selattn.training.overrides import override
 from selattn.utils import records
 from selattn.utils.progress import Progress
 

@@ -3,7 +3,7 @@
     python examples/convert_stock.py MODEL TEXT OUT [--steps 400] [--context 256]
 
 MODEL is a folder of transformers, a GGUF file, or a folder of llama2.c; TEXT is a file, of which some documents are
-held out; OUT becomes a model for every command. Interrupted, the same command goes on.
+held out; OUT becomes a model for every command. Interrupted, the same command resumes.
 """
 
 import argparse
@@ -11,7 +11,7 @@ import argparse
 import torch
 
 import selattn
-from selattn.pruning import parse_until
+from selattn.pruning import Until
 from selattn.training.config import TextData
 from selattn.utils.progress import Shown
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--held-out", type=float, default=0.1, help="share of the documents")
-    parser.add_argument("--until", default="original", help="where pruning stops: original, factor=8, tolerance=0.01")
+    parser.add_argument("--factor", type=float, help="times less memory (default: as far as the original's loss)")
     parser.add_argument("--prompt", default="Once upon a time")
     arguments = parser.parse_args()
 
@@ -34,13 +34,13 @@ def main() -> None:
         TextData(source=arguments.text, validation=arguments.held_out, context=arguments.context),
         arguments.out,
         settings={"schedule.steps": arguments.steps},
-        prune="original" if arguments.until == "original" else parse_until([arguments.until]),
+        prune=Until(factor=arguments.factor) if arguments.factor else "original",
         search_rows=8,
         resume=True,
         progress=Shown(keep=True),
     )
     if found.record is None:
-        raise SystemExit("stopped with a checkpoint; the same command goes on")
+        raise SystemExit("stopped with a checkpoint; the same command resumes")
     for name, loss in found.record.losses.items():
         print(f"{name:10} loss {loss:.4f}")
     budgeted = found.record.budgeted

@@ -36,7 +36,7 @@ from selattn.evaluation.traces import PASSAGE, given_text, trace
 from selattn.models.generation import continued
 from selattn.models.loading import Loaded, load
 from selattn.pruning import Procedure, Until, prune, search_rows
-from selattn.pruning.folder import Step
+from selattn.pruning.search import Step
 from selattn.training.config import RunConfig
 from selattn.training.folder import LOG, read_log
 from selattn.training.launch import train

@@ -12,11 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from lab.scales import PAIR
 from lab.spans import COUNT, Spans, SpanSamples, TextRows, sentinels_of, with_sentinels
-from selattn.cache import Budgets
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models.stock.classes import config_class, model_class
@@ -35,9 +32,7 @@ from selattn.training.config import (
     TextData,
 )
 from selattn.training.datasets import VALIDATION, Data, samples, stores_of
-from selattn.training.maker import Made
-from selattn.training.memory import Sizes, check_memory
-from selattn.training.model import Course, check_course
+from selattn.training.model import Course, Ends, Made, check_course, check_memory
 
 _FIELDS = ("d_model", "d_ff", "d_kv", "num_layers", "num_decoder_layers", "num_heads")
 
@@ -157,20 +152,10 @@ def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
     return config
 
 
-@dataclass(frozen=True)
-class T5Ends:
-    """Where the course of a T5 ends, see `selattn.training.model.Ends`; its layers are those of the decoder."""
-
-    num_hidden_layers: int
-    selects: bool
-    selection_strength: float
-    budgets: Budgets | None
-
-
-def t5_ends(config: Any) -> T5Ends:
-    """What its config says of that."""
+def t5_ends(config: Any) -> Ends:
+    """Where the course of a T5 ends; its layers are those of the decoder."""
     decoder = describe_t5(config)
-    return T5Ends(decoder.layers, decoder.selects, StockSettings.from_dict(config.selattn).strength, decoder.budgets)
+    return Ends(decoder.layers, decoder.selects, StockSettings.from_dict(config.selattn).strength, decoder.budgets)
 
 
 @dataclass(frozen=True)
@@ -195,15 +180,14 @@ class T5Models:
         """The model's settings."""
         return t5_settings(run)
 
-    def check(self, run: RunConfig, devices: int, device: torch.device) -> None:
+    def check(self, run: RunConfig) -> None:
         """By the sizes of encoder and decoder together; then its config and its course."""
         settings = t5_settings(run)
         assert isinstance(run.data, SpanData)
         layers = settings.num_layers + settings.num_decoder_layers
         vocabulary = settings.vocab_size or run.data.vocabulary
         layer = 4 * settings.num_heads * settings.d_kv + 2 * settings.d_ff
-        sizes = Sizes(settings.d_model * (vocabulary + layers * layer), vocabulary, layers, settings.d_model)
-        check_memory(run, devices, device, sizes)
+        check_memory(run, settings.d_model * (vocabulary + layers * layer), vocabulary)
         check_course(run, t5_ends(t5_config(run, None)))
 
     def prepare(self, run: RunConfig, progress: bool) -> Data:

@@ -11,6 +11,7 @@ import torch
 from lab.runs import ZOO, find_run
 from selattn.cli import _options
 from selattn.cli._options import Parser
+from selattn.cli._settings import override
 from selattn.cli.main import INTERRUPTED
 from selattn.data.task import SAMPLE
 from selattn.errors import SelattnError, advice
@@ -19,7 +20,6 @@ from selattn.models.zoo import zoo_folder, zoo_models
 from selattn.training import folder
 from selattn.training.config import TextData
 from selattn.training.launch import train
-from selattn.training.overrides import override
 from selattn.utils.files import make_folder
 from selattn.utils.progress import Progress, Shown
 

@@ -32,8 +32,7 @@ from selattn.cli.main import guarded
 from selattn.errors import SelattnError
 from selattn.training import folder as run_folder
 from selattn.training.folder import CONFIG, LOG, MODEL, RECORD
-from selattn.training.identity import training_key
-from selattn.training.record import Score, TrainingRecord
+from selattn.training.record import Score, TrainingRecord, training_key
 from selattn.utils.files import LOCK, folders_for, locked, make_folder
 from selattn.utils.progress import Progress
 from selattn.utils.records import Provenance, read_body
@@ -195,7 +194,7 @@ def _cleared(where: Path) -> bool:
 
     if not where.is_dir() or ended():
         return True
-    with contextlib.closing(run_folder.Claim(where)) as claim:
+    with contextlib.closing(run_folder.lock_of(where)) as claim:
         if not claim.take_if_free():
             return False
         if not ended():  # nor meanwhile

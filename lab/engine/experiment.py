@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 
 from lab.engine.records import Measured, Reproduction
 from lab.scales import KINDS, MEMORY, SELECTIVE, STANDARD, Scale
+from selattn.cli._settings import override
 from selattn.training.config import ARCHITECTURE, RunConfig
-from selattn.training.folder import flat
-from selattn.training.identity import deciding_settings, training_key
-from selattn.training.overrides import override
+from selattn.training.record import deciding_settings, training_key
+from selattn.utils.typed import flat
 
 if TYPE_CHECKING:
     from lab.engine.lab import Lab

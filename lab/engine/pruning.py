@@ -16,8 +16,7 @@ from selattn.cache import Budgets
 from selattn.evaluation.losses import Batch, log_perplexity, make_batches
 from selattn.evaluation.tradeoff import Curve, MeasuredCurve, Point, Tradeoff, measure_tradeoff, size_at
 from selattn.models.loading import Loaded, load
-from selattn.pruning import Until, chosen, prune, read_search
-from selattn.pruning.folder import Step, read_path
+from selattn.pruning import Step, Until, chosen, prune, read_path, read_search
 
 FLOOR = 2  # tokens that every layer keeps in the end
 GAIN = 0.005  # nats above the unpruned loss at which the gain still counts as kept

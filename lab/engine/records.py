@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from selattn.errors import SelattnError
-from selattn.training.identity import source_name
+from selattn.training.record import source_name
 from selattn.utils.typed import if_any
 
 Values = tuple[float | None, ...]  # one for each seed; None where a seed has none

@@ -22,10 +22,10 @@ from lab.engine.tables import table_of
 from lab.experiments import EXPERIMENTS, find_experiment
 from lab.scales import Scale, find_scale
 from lab.tasks import Task
+from selattn.cli._settings import override
 from selattn.data import Reading
 from selattn.errors import SelattnError, UnknownSourceError
 from selattn.training.config import RunConfig, TextData
-from selattn.training.overrides import override
 from selattn.utils.distributed import Team
 from selattn.utils.files import write_text
 from selattn.utils.journal import Parts, open_parts

@@ -4,7 +4,7 @@ STORE/models/KEY/   a run's folder, as `selattn train` leaves it
 STORE/models/KEY/diverged.json   instead of a model, if the loss was no number any more
 STORE/work/         searches, and what has been measured so far
 
-KEY is that of `selattn.training.identity`. A training that was interrupted resumes from its checkpoint.
+KEY is that of `selattn.training.record`. A training that was interrupted resumes from its checkpoint.
 """
 
 from __future__ import annotations

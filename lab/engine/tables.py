@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lab.engine.records import Cell, Reproduction
-from selattn.training.identity import source_name
+from selattn.training.record import source_name
 from selattn.utils.tables import Table
 
 _PRECISIONS = {"bf16": "bf16", "fp16": "fp16"}  # that are worth a word

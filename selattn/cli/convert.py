@@ -1,7 +1,7 @@
 """`selattn convert`: a pretrained model learns to forget.
 
 It gets a selecting form of its own and is trained to stay near the original while it needs fewer tokens; the folder is
-a model for every command. Ctrl-C stops it, --resume goes on; under torchrun the same command trains on many devices.
+a model for every command. Ctrl-C stops it, --resume continues; under torchrun the same command trains on many devices.
 """
 
 import argparse
@@ -64,28 +64,27 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="another setting, such as batch.micro=1"
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
-    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and begin anew")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and start over")
 
 
 def run(args: argparse.Namespace) -> int:
     """Convert with a bar, and show the table."""
     if args.resume and args.overwrite:
-        raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
+        raise SelattnError("--resume continues a run and --overwrite starts over: give one of them")
     if args.prune is None:
         _options.refuse(args, ["policy"], "without --prune nothing is searched")
     check_reading(args, [args.data])
     from rich.console import Console
 
+    from selattn.cli._settings import parse_until, parsed
     from selattn.cli.main import INTERRUPTED
     from selattn.conversion import conversion_run, convert
     from selattn.conversion.config import CONTEXT
     from selattn.conversion.run import EQUAL
     from selattn.models.loading import load
-    from selattn.pruning import parse_until
     from selattn.training.config import TextData
     from selattn.training.launch import resume_command
-    from selattn.training.overrides import parsed
     from selattn.utils.distributed import leads
     from selattn.utils.progress import Shown
 
@@ -113,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         progress.end()
-        console.print(f"stopped; go on with:\n  {resume_command()}", soft_wrap=True)
+        console.print(f"stopped; continue with:\n  {resume_command()}", soft_wrap=True)
         return INTERRUPTED
     finally:
         progress.end()
     if found.interrupted:
-        console.print(f"stopped at step {found.step:,}; go on with:\n  {resume_command()}", soft_wrap=True)
+        console.print(f"stopped at step {found.step:,}; continue with:\n  {resume_command()}", soft_wrap=True)
         return INTERRUPTED
     if leads():
         draw(found, Console(highlight=False))
@@ -130,7 +129,7 @@ def draw(found: "Converted", console: "Console") -> None:
     import math
 
     from selattn.conversion.run import LINES, ORIGINAL
-    from selattn.training.display import shares
+    from selattn.training.record import shares
     from selattn.utils.tables import Table
 
     record = found.record

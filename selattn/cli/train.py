@@ -26,8 +26,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting; `--set` itself may be left out"
     )
     parser.add_argument("--out", type=_options.name, metavar="FOLDER", help="folder of the run (default: runs/RUN)")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest whole checkpoint")
-    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and begin anew")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
+    parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and start over")
     _options.add_html(parser)
     parser.add_argument("--list", action="store_true", help="list the runs, or with RUN those that contain it")
     parser.add_argument("--show", action="store_true", help="print the fields of the run, with their values")
@@ -44,7 +44,7 @@ def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", 
     """The same with runs by other names."""
     from rich.console import Console
 
-    from selattn.training.overrides import override
+    from selattn.cli._settings import override
 
     console = Console(highlight=False)
     if args.list:
@@ -54,7 +54,7 @@ def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", 
     if args.run is None:
         raise SelattnError("no run given: give one that --list lists")
     if args.resume and args.overwrite:
-        raise SelattnError("--resume goes on and --overwrite begins anew: give one of them")
+        raise SelattnError("--resume continues a run and --overwrite starts over: give one of them")
     config = override(find_run(args.run), args.set)
     if args.show:
         _options.refuse(args, ["out", "resume", "overwrite", "html"], "--show only prints the fields")
@@ -81,7 +81,7 @@ def trained(config: "RunConfig", args: argparse.Namespace) -> int:
     console = Console(highlight=False, stderr=True)
     if finished.interrupted:
         console.print(
-            f"stopped at step {finished.step:,} with a checkpoint; go on with:\n  {resume_command()}", soft_wrap=True
+            f"stopped at step {finished.step:,} with a checkpoint; continue with:\n  {resume_command()}", soft_wrap=True
         )
         return INTERRUPTED
     summarize(console, finished)
@@ -103,11 +103,11 @@ def write_report(finished: "Finished", file: "Path") -> None:
 
 def summarize(console: "Console", finished: "Finished") -> None:
     """The last evaluation and where the model is."""
-    from selattn.training.display import evaluation, shares
+    from selattn.training.record import shares, shown
 
     record = finished.record
     assert record is not None
-    console.print(f"[bold]step {record.steps:,}[/]  {evaluation(record.evaluation)}", soft_wrap=True)
+    console.print(f"[bold]step {record.steps:,}[/]  {shown(record.evaluation)}", soft_wrap=True)
     kept = record.evaluation["validation"].kept
     if kept:
         console.print(f"kept by layer  {shares(kept)}")
@@ -152,7 +152,8 @@ def attention(kinds: "str | Sequence[str]") -> str:
 
 def show(console: "Console", config: "RunConfig") -> None:
     """Every field that can be set, with its value and what it is."""
-    from selattn.training.overrides import descriptions, fields
+    from selattn.cli._settings import descriptions
+    from selattn.training.config import fields
     from selattn.utils.tables import Table
 
     model, about, rows = config.maker().settings(config), descriptions(config), []

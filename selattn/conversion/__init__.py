@@ -1,8 +1,7 @@
 """Conversion: a pretrained model becomes selective, and learns to forget.
 
-config      what a conversion is: a run of the trainer, with a section of its own
-student     the model that learns, with a new selecting form, and the frozen one that it learns from
-trainer     the trainer of a run, with the teacher and what is frozen at first
+config      a conversion is a run of the trainer, with a section of its own
+trainer     the model that learns, the frozen one that it learns from, and the trainer with both
 run         all of it in one call: training, control, table and search
 """
 

@@ -1,4 +1,4 @@
-"""What a conversion is: a run of the trainer with a section of its own."""
+"""A conversion: a run of the trainer with a section of its own."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from selattn.training.config import (
     Shrink,
     Start,
     TextData,
+    changed,
 )
-from selattn.training.overrides import changed
 
 CONTEXT, STEPS = 512, 400  # unless the user, or a smaller model, says otherwise
 RAMP, WARMUP = 0.5, 0.05  # shares of the steps
@@ -37,7 +37,7 @@ class Conversion:
         tau: the clamp of M_i: with a small one M claims less than pruning then needs.
         kl: the share of the KL divergence from the teacher in the loss; the rest is the next token's.
         teacher: the model to stay near, a folder or zoo:NAME with the same vocabulary; None is the original.
-        freeze_first: in so many steps only the new form learns.
+        freeze_first: the number of first steps in which only the new form learns.
         lora: the rank of adapters in the place of the weights; 0 trains all weights.
         lora_alpha: what adapters add is multiplied by lora_alpha / lora.
         original: the fingerprint of the model that is converted, so that it is the same when the run is resumed.

@@ -1,7 +1,7 @@
 """A pretrained model learns to forget: training, control, table and search in one call.
 
-found = convert("llama-folder", "text.txt", "runs/forgetful")
-found.record.losses["original"], found.record.losses["after"]
+converted = convert("llama-folder", "text.txt", "runs/forgetful")
+converted.record.losses["original"], converted.record.losses["after"]
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from transformers import set_seed
 
 from selattn.cache import make_policy
 from selattn.conversion.config import ConversionRun, conversion_run
-from selattn.conversion.student import check_teacher, make_student, original_of
-from selattn.conversion.trainer import Converter
+from selattn.conversion.trainer import Converter, check_teacher, make_student, original_of
 from selattn.errors import SelattnError, require
 from selattn.evaluation.losses import Batch, count_tokens, log_perplexity, make_batches
 from selattn.evaluation.text import Text, TextRows
@@ -29,7 +27,6 @@ from selattn.pruning import Pruned, Until, prune
 from selattn.training import folder as run_folder
 from selattn.training import train
 from selattn.training.config import TextData
-from selattn.training.launch import Finished
 from selattn.utils.distributed import Team
 from selattn.utils.progress import Progress
 from selattn.utils.records import as_body, check_folder, portable, portable_fields, read_body, write_record
@@ -55,7 +52,7 @@ SELECTIVE = "selective"  # the policy, unless another is named
 
 @dataclass(frozen=True)
 class Budgeted:
-    """What the search for budgets has found.
+    """The result of the search for budgets.
 
     Attributes:
         until: where it was to stop, as `selattn prune` has it.
@@ -63,7 +60,7 @@ class Budgeted:
         memory_factor: layers * N / sum of K_l.
         at_floor: whether it ended because no layer could give more.
         search_rows: that were searched on; the losses of the record are those of other rows.
-        policy: who left when a layer was full.
+        policy: which token was evicted when a layer was full.
     """
 
     until: list[str]
@@ -71,7 +68,7 @@ class Budgeted:
     memory_factor: float
     at_floor: bool
     search_rows: int
-    policy: str = "selective"  # which it was before there was a choice
+    policy: str = "selective"  # in records from before there was a choice
 
 
 @dataclass(frozen=True)
@@ -86,7 +83,7 @@ class ConversionRecord:
         predicted: tokens of these rows that were predicted.
         losses: nats per token by the keys of `LINES`.
         kept: the fraction of the context that each layer still needs by M, after the training.
-        budgeted: what a search found; None without one.
+        budgeted: the result of a search; None without one.
     """
 
     run: dict[str, Any]
@@ -133,7 +130,7 @@ def convert(
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Converted:
-    """Make a pretrained model selective, train it to forget, and compare; the same call with `resume` goes on.
+    """Make a pretrained model selective, train it to forget, and compare; `resume` continues what was interrupted.
 
     Args:
         model: a stock model or one of ours that does not select, by name.
@@ -143,15 +140,17 @@ def convert(
         control: also train as much without selection, to compare with.
         prune: search for budgets and put them into the model's config: until the loss of the "original" is reached, or
             another condition is met.
-        policy: who leaves when a layer is full, in that search and by the config; None is "selective".
+        policy: which token is evicted when a layer is full, in that search and by the config; None is "selective".
         search_rows: validation rows for that; the losses are those of others.
-        resume: go on from the newest whole checkpoint.
-        overwrite: delete what is in the folder and begin anew.
+        resume: continue from the newest whole checkpoint.
+        overwrite: delete what is in the folder and start over.
         progress: is told how trainings and search proceed; None shows nothing.
     """
     require("accelerate", "tensorboard")
-    original, folder = _named(model), Path(out)
-    run = _run(original, data, settings or {})
+    original, folder = original_of(model.name if isinstance(model, Loaded) else str(model)), Path(out)
+    about = original.description
+    text = data if isinstance(data, TextData) else str(data)
+    run = conversion_run(original.name, text, about.context, settings or {}, original=original.fingerprint)
     until, evicts = _until(prune, original), _policy(policy, searched=prune is not None)
     if run.conversion.teacher is not None:
         check_teacher(load(run.conversion.teacher), original)
@@ -160,53 +159,43 @@ def convert(
     check_folder(folder)
     with contextlib.closing(Team()) as team:
         if not run_folder.finished(folder):
-            Converter().check(run, team.size, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+            Converter().check(run)
         rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
         batches = _batches(rows, run, 0 if until is None else search_rows)
-        trainings = {folder: run} | ({folder / CONTROL_FOLDER: run.control()} if control else {})
-        done: list[Finished] = []
-        for where, each in trainings.items():
-            begins = where == folder
-            done.append(
-                train(
-                    each,
-                    where,
-                    resume=resume or not begins,
-                    overwrite=overwrite and begins,
-                    progress=progress,
-                    maker=Converter(),
-                )
-            )
-            if done[-1].interrupted:
-                return Converted(folder, done[-1].step, None)
-        found = _past(folder, original, until, evicts, search_rows, control)
-        if found is None:
-            losses = _losses(run, folder, original, control, batches, team)
-            budgeted = None
+        how: dict[str, Any] = {"progress": progress, "maker": Converter()}
+        done = train(run, folder, resume=resume, overwrite=overwrite, **how)
+        if done.interrupted:
+            return Converted(folder, done.step, None)
+        if control:
+            beside = train(run.control(), folder / CONTROL_FOLDER, resume=True, **how)
+            if beside.interrupted:
+                return Converted(folder, beside.step, None)
+        record = _past(folder, original, until, evicts, search_rows, control)
+        if record is None:
+            losses, budgeted = _losses(run, folder, original, control, batches, team), None
             if until is not None:
                 pruned = _search(run, folder, until, evicts, search_rows, progress, team)
                 after = load(folder / run_folder.MODEL).model
                 losses[PRUNED] = log_perplexity(after, batches, pruned.budgets, evicts, team)
                 words, step = until.words(), pruned.step
                 budgeted = Budgeted(words, tuple(step.budgets), step.factor, pruned.at_floor, search_rows, evicts)
-            measured = _record(run, done[0], losses, batches, budgeted)
-            found = as_body(portable_fields(to_json(measured)), ConversionRecord)  # as it is read from its file
+            assert done.record is not None
+            measured = ConversionRecord(
+                run=run.to_dict(),
+                parameters=done.record.parameters,
+                tokens=done.record.tokens,
+                rows=sum(len(batch.input_ids) for batch in batches),
+                predicted=count_tokens(batches),
+                losses=losses,
+                kept=done.record.evaluation["validation"].kept,
+                budgeted=budgeted,
+            )
+            record = as_body(portable_fields(to_json(measured)), ConversionRecord)  # as it is read from its file
             if team.leads:
-                write_record(folder / RECORD, found, run.seed)
-        if found.budgeted is not None and team.leads:
-            _put(folder, list(found.budgeted.budgets), found.budgeted.policy)
-    return Converted(folder, done[0].step, found)
-
-
-def _named(model: str | Path | Loaded) -> Loaded:
-    name = model.name if isinstance(model, Loaded) else str(model)
-    return original_of(name)
-
-
-def _run(original: Loaded, data: str | Path | TextData, settings: Mapping[str, Any]) -> ConversionRun:
-    """The whole configuration, with the original's fingerprint in it."""
-    text = data if isinstance(data, TextData) else str(data)
-    return conversion_run(original.name, text, original.description.context, settings, original=original.fingerprint)
+                write_record(folder / RECORD, record, run.seed)
+        if record.budgeted is not None and team.leads:
+            _put(folder, list(record.budgeted.budgets), record.budgeted.policy)
+    return Converted(folder, done.step, record)
 
 
 def _until(wanted: Until | str | None, original: Loaded) -> Until | None:
@@ -222,7 +211,7 @@ def _policy(wanted: str | None, searched: bool) -> str:
     if wanted is None:
         return SELECTIVE
     if not searched:
-        raise SelattnError("policy would change nothing: without prune nothing is searched, and nobody leaves")
+        raise SelattnError("policy would change nothing: without prune nothing is searched, and nothing is evicted")
     if not make_policy(wanted).evicts:
         raise SelattnError(f"the policy {wanted!r} drops nothing: there is nothing to search for")
     return wanted
@@ -240,7 +229,7 @@ def _text(run: ConversionRun) -> Text:
 
 
 def _batches(rows: TextRows, run: ConversionRun, searched: int) -> list[Batch]:
-    """The rows that are compared on, none of which a search sees; looked at before the training, not after it."""
+    """The rows that are compared on, none of which a search sees; checked before the training, not after it."""
     if searched:
         longest = make_batches(rows.take(searched), run.evaluation.batch)[0].longest
         if longest < run.data.context:
@@ -255,17 +244,17 @@ def _batches(rows: TextRows, run: ConversionRun, searched: int) -> list[Batch]:
 def _losses(
     run: ConversionRun, folder: Path, original: Loaded, control: bool, batches: Sequence[Batch], team: Team
 ) -> dict[str, float]:
-    """Of every line of the table but that of the budgets."""
+    """The losses of all lines of the table but the one with budgets."""
 
     def loss(model: LanguageModel) -> float:
         return log_perplexity(model, batches, policy="none", team=team)
 
     set_seed(run.seed)  # as at the beginning of the training: the same new form
-    found = {ORIGINAL: loss(original.model), UNTRAINED: loss(make_student(run).to(original.model.device).eval())}
-    found[AFTER] = loss(load(folder / run_folder.MODEL).model)
+    losses = {ORIGINAL: loss(original.model), UNTRAINED: loss(make_student(run).to(original.model.device).eval())}
+    losses[AFTER] = loss(load(folder / run_folder.MODEL).model)
     if control:
-        found[CONTROL] = loss(load(folder / CONTROL_FOLDER / run_folder.MODEL).model)
-    return found
+        losses[CONTROL] = loss(load(folder / CONTROL_FOLDER / run_folder.MODEL).model)
+    return losses
 
 
 def _search(
@@ -273,7 +262,9 @@ def _search(
 ) -> Pruned:
     """Budgets for the converted model, found by `selattn prune` on other rows than those that are compared on."""
     context = run.data.context
-    team.by_one(lambda: _put(folder, None, SELECTIVE))  # what an earlier search put there, so that this one can go on
+    team.by_one(
+        lambda: _put(folder, None, SELECTIVE)
+    )  # else an earlier search could not resume
     return prune(
         str(folder / run_folder.MODEL),
         _text(run),
@@ -294,38 +285,17 @@ def _search(
 def _past(
     folder: Path, original: Loaded, until: Until | None, policy: str, rows: int, control: bool
 ) -> ConversionRecord | None:
-    """What was measured before, if it has all that is asked for now."""
+    """The record of an earlier call, if it has all that is asked for now."""
     if not (folder / RECORD).exists():
         return None
-    found = read_body(folder / RECORD, ConversionRecord)
-    there, compared = found.budgeted, CONTROL in found.losses or not control
+    record = read_body(folder / RECORD, ConversionRecord)
+    there, compared = record.budgeted, CONTROL in record.losses or not control
     if until is None:
         if there is not None and not compared:  # on other rows than those that were searched on
             raise SelattnError(f"{folder} has budgets: give prune again ({', '.join(there.until)}) beside the control")
-        return found if compared else None
+        return record if compared else None
     words = until.words()
     if until.baseline == original.name:  # a record names it without its folder; another baseline must be the same word
         words = list(map(portable, words))
-    if there is None or (there.until, there.policy, there.search_rows) != (words, policy, rows):
-        return None
-    return found if compared else None
-
-
-def _record(
-    run: ConversionRun,
-    done: Finished,
-    losses: dict[str, float],
-    batches: Sequence[Batch],
-    budgeted: Budgeted | None,
-) -> ConversionRecord:
-    assert done.record is not None
-    return ConversionRecord(
-        run=run.to_dict(),
-        parameters=done.record.parameters,
-        tokens=done.record.tokens,
-        rows=sum(len(batch.input_ids) for batch in batches),
-        predicted=count_tokens(batches),
-        losses=losses,
-        kept=done.record.evaluation["validation"].kept,
-        budgeted=budgeted,
-    )
+    same = there is not None and (there.until, there.policy, there.search_rows) == (words, policy, rows)
+    return record if same and compared else None

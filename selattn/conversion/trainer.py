@@ -1,6 +1,6 @@
-"""The trainer of a conversion: the share of the teacher in the loss, and what is frozen at first.
+"""The model that learns, with a new selecting form, the frozen one that it learns from, and the trainer of both.
 
-From the next token's loss to one that is shared with KL(teacher || student), a few tokens at a time.
+The loss is shared between the next token's and KL(teacher || student), which is computed a few tokens at a time.
 
 With p the teacher's probabilities, z the student's logits and y the next token,
 
@@ -13,34 +13,150 @@ from the teacher's last states, which are as small as those of any layer.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import TrainingArguments
 
-from selattn.cache import Budgets
 from selattn.conversion.config import ConversionRun
-from selattn.conversion.student import is_form, make_student, merge_adapters, original_of, teacher_of
 from selattn.data.tokenizer import Tokenizer
+from selattn.errors import SelattnError, require
 from selattn.evaluation.subjects import check_context
+from selattn.models import NewForm, SelectiveForCausalLM, make_selective, make_standard
 from selattn.models.causal_lm import next_tokens
 from selattn.models.config import SelectiveConfig
-from selattn.models.loading import Loaded
+from selattn.models.form import SelectingForm
+from selattn.models.loading import Loaded, load
+from selattn.models.weights import quiet
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data, prepare
-from selattn.training.maker import Made
-from selattn.training.memory import Sizes, check_memory
-from selattn.training.model import Course, check_course
+from selattn.training.model import Course, Ends, Made, check_course, check_memory
 from selattn.training.trainer import SelectiveTrainer
 from selattn.utils.progress import Progress
 
+FORM = "selecting_form"  # what the new form is called in every layer
 CHUNK = 2**22  # logits of the teacher that are there at a time
 
 Head = Callable[[Tensor], Tensor]
+
+
+def original_of(name: str, dtype: torch.dtype | None = torch.float32) -> Loaded:
+    """The model that is to be converted; one line if there is no such model, or it is selective already."""
+    original = load(name, dtype=dtype)
+    if original.description.selects:
+        raise SelattnError(
+            f"{original.name} is selective already: give the model that it came from, or prune it ('selattn prune')"
+        )
+    return original
+
+
+def teacher_of(run: ConversionRun, original: Loaded) -> Any:
+    """The frozen model, which has the vocabulary of the one that learns; None if it has no share in the loss."""
+    if not run.conversion.kl:
+        return None
+    model: Any = original.model
+    if run.conversion.teacher is not None:
+        teacher = load(run.conversion.teacher)
+        check_teacher(teacher, original)
+        model = teacher.model
+    return model.eval().requires_grad_(False)
+
+
+def check_teacher(teacher: Loaded, original: Loaded) -> None:
+    """Raise unless both mean the same by a token."""
+    theirs, ours = teacher.description.vocab_size, original.description.vocab_size
+    same = teacher.tokenizer.fingerprint == original.tokenizer.fingerprint
+    if theirs != ours or not same:
+        raise SelattnError(
+            f"the teacher {teacher.name} has another vocabulary ({theirs} tokens) than {original.name} ({ours}): "
+            "what it says of the next token cannot be compared; give one with the same tokenizer"
+        )
+    if teacher.description.longest is not None and teacher.description.longest < original.description.context:
+        raise SelattnError(f"the teacher {teacher.name} reads no more than {teacher.description.longest} tokens")
+
+
+def make_student(run: ConversionRun) -> Any:
+    """The model with a new form at its first weights, which the random numbers decide; without one for the control."""
+    assert run.start.model is not None
+    wanted = run.conversion
+    with quiet():
+        model: Any = original_of(run.start.model).model
+    if wanted.selects and isinstance(model, SelectiveForCausalLM):
+        model = _with_form(model, run)
+    elif wanted.selects:
+        form = NewForm(masks=wanted.masks, context=run.data.context)
+        stock = make_standard(model)
+        model = make_selective(stock, selection=form, memory_epsilon=wanted.epsilon, memory_tau=wanted.tau)
+    if wanted.lora:
+        add_adapters(model, wanted.lora, wanted.lora_alpha)
+    return model
+
+
+def _with_form(model: SelectiveForCausalLM, run: ConversionRun) -> Any:
+    """Our decoder with a form in every layer that sees all tokens, or a window; sparse patterns stay as they are."""
+    config, wanted = copy.deepcopy(model.config), run.conversion
+    texts = [kind.text for kind in config.kinds]
+    config.attention = [text.replace("standard", "selective").replace("local:", "selective:") for text in texts]
+    masks = wanted.masks or config.num_key_value_heads or config.num_attention_heads
+    config.selection_source, config.selection_head = "new", list(range(masks)) if masks > 1 else 0
+    config.memory_epsilon, config.memory_tau = wanted.epsilon, wanted.tau
+    config.check()
+    if not config.selects:
+        raise SelattnError(f"{run.start.model} has no layer that could select: {', '.join(texts)}")
+    student: Any = SelectiveForCausalLM(config)
+    left = student.load_state_dict(model.state_dict(), strict=False)
+    assert not left.unexpected_keys
+    assert all(map(is_form, left.missing_keys))
+    for module in student.modules():
+        if isinstance(module, SelectingForm):
+            nn.init.constant_(module.bias, 2.5 / run.data.context)
+    return student.to(model.device)
+
+
+def is_form(name: str) -> bool:
+    """Whether a parameter of that name belongs to the new form."""
+    return FORM in name.split(".")
+
+
+def add_adapters(model: nn.Module, rank: int, alpha: float) -> None:
+    """LoRA in every matrix but those of the new form and of the output; only adapters and new form are trained."""
+    require("peft")
+    from peft import LoraConfig, inject_adapter_in_model
+
+    output = model.get_output_embeddings()  # type: ignore[operator]
+    names = [
+        name
+        for name, module in model.named_modules()
+        if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")  # GPT-2's
+        and not is_form(name)
+        and module is not output
+    ]
+    inject_adapter_in_model(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names), model)  # type: ignore[arg-type]
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_form(name) or "lora_" in name)
+
+
+def merge_adapters(model: nn.Module) -> None:
+    """Put what the adapters have learned into the weights, and take them off."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, BaseTunerLayer)
+    ]
+    for parent, name, layer in adapted:
+        layer.merge()
+        setattr(parent, name, layer.get_base_layer())
+    model.requires_grad_(True)
+
+
+# ---- the loss ----
 
 
 def kl_less_ce(logits: Tensor, states: Tensor, head: Head, targets: Tensor, chunk: int | None = None) -> Tensor:
@@ -54,8 +170,8 @@ def kl_less_ce(logits: Tensor, states: Tensor, head: Head, targets: Tensor, chun
         chunk: tokens at a time; None for as many as give `CHUNK` logits.
     """
     size = chunk or max(1, CHUNK // logits.shape[-1])
-    found: Tensor = _KLLessCE.apply(logits.flatten(0, 1), states.flatten(0, 1), head, targets.flatten(), size)
-    return found
+    total: Tensor = _KLLessCE.apply(logits.flatten(0, 1), states.flatten(0, 1), head, targets.flatten(), size)
+    return total
 
 
 class _KLLessCE(torch.autograd.Function):
@@ -77,12 +193,12 @@ class _KLLessCE(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         states, targets = ctx.saved_tensors
         shape, dtype = ctx.like
-        found = torch.zeros(shape, dtype=dtype, device=states.device)
+        gradient = torch.zeros(shape, dtype=dtype, device=states.device)
         for at, wanted in _chunks(targets, ctx.size):
             d = -_log_probabilities(ctx.head, states[at]).exp()
             d.scatter_add_(-1, wanted.clamp(min=0)[:, None], torch.ones_like(d[:, :1]))
-            found[at] = (d * grads[0]).masked_fill_((wanted < 0)[:, None], 0.0)
-        return found, None, None, None, None
+            gradient[at] = (d * grads[0]).masked_fill_((wanted < 0)[:, None], 0.0)
+        return gradient, None, None, None, None
 
 
 def _chunks(targets: Tensor, size: int) -> Iterator[tuple[slice, Tensor]]:
@@ -100,7 +216,7 @@ def _log_probabilities(head: Head, states: Tensor) -> Tensor:
 
 
 class ConversionTrainer(SelectiveTrainer):
-    """A `SelectiveTrainer` with a frozen teacher, of which no checkpoint knows: it is read again."""
+    """A `SelectiveTrainer` with a frozen teacher, which is in no checkpoint: it is read again."""
 
     run: ConversionRun
 
@@ -157,28 +273,16 @@ class ConversionTrainer(SelectiveTrainer):
             merge_adapters(self.accelerator.unwrap_model(self.model))
 
 
-@dataclass(frozen=True)
-class _Ends:
-    """What a conversion ends with: full strength, and no budgets yet."""
-
-    num_hidden_layers: int
-    selects: bool
-    selection_strength: float = 1.0
-    budgets: Budgets | None = None
-
-
 class Converter:
     """Makes a student of a pretrained model, and the trainer with its teacher."""
 
-    def check(self, run: RunConfig, devices: int, device: torch.device) -> None:
+    def check(self, run: RunConfig) -> None:
         """By the model's own sizes; the teacher is there, too."""
-        original = original_of(_checked(run).start.model or "")
-        skeleton, about = original.skeleton, original.description
-        weights = sum(weight.numel() for weight in skeleton.parameters())
-        hidden = int(getattr(original.config, "hidden_size", 1))
-        check_memory(run, devices, device, Sizes(weights, about.vocab_size, about.layers, hidden, frozen=weights))
+        original = _original(run)
+        weights = sum(weight.numel() for weight in original.skeleton.parameters())
+        check_memory(run, weights, original.description.vocab_size)
         check_context(original.name, original, run.data.context)
-        check_course(run, _ends(_checked(run), original))
+        check_course(run, _ends(run, original))
 
     def settings(self, run: RunConfig) -> SelectiveConfig:
         """None of its own: the model is taken as it is."""
@@ -186,23 +290,22 @@ class Converter:
 
     def prepare(self, run: RunConfig, progress: bool) -> Data:
         """The run's text, read with the tokenizer of the model that is converted."""
-        return prepare(run, original_of(_checked(run).start.model or "").tokenizer, progress)
+        return prepare(run, _original(run).tokenizer, progress)
 
     def make(self, run: RunConfig, tokenizer: Tokenizer | None) -> Made:
         """Student, course, and a trainer that knows the teacher."""
-        wanted = _checked(run)
-        original = original_of(wanted.start.model or "")
-        student = make_student(wanted)
-        teacher = teacher_of(wanted, original)
-        return Made(
-            student, Course(wanted, _ends(wanted, original)), functools.partial(ConversionTrainer, teacher=teacher)
-        )
+        assert isinstance(run, ConversionRun)
+        original = _original(run)
+        student = make_student(run)
+        trainer = functools.partial(ConversionTrainer, teacher=teacher_of(run, original))
+        return Made(student, Course(run, _ends(run, original)), trainer)
 
 
-def _ends(run: ConversionRun, original: Loaded) -> _Ends:
-    return _Ends(original.description.layers, run.conversion.selects)
+def _original(run: RunConfig) -> Loaded:
+    return original_of(run.start.model or "")
 
 
-def _checked(run: RunConfig) -> ConversionRun:
+def _ends(run: RunConfig, original: Loaded) -> Ends:
+    """A conversion ends at full strength, without budgets."""
     assert isinstance(run, ConversionRun)
-    return run
+    return Ends(original.description.layers, run.conversion.selects)

@@ -1,7 +1,7 @@
 """How few tokens each layer may keep: the search in one call, with its record and a model that has the budgets.
 
-found = prune("zoo:memory", "embedded", Until(tolerance=0.01), out="runs/prune/memory")
-found.budgets, found.step.factor, found.reported["pruned"]
+pruned = prune("zoo:memory", "embedded", Until(tolerance=0.01), out="runs/prune/memory")
+pruned.budgets, pruned.step.factor, pruned.reported["pruned"]
 
 It searches on some rows of a text, and reports on others.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +26,9 @@ from selattn.evaluation.text import Searched, Text, TextRows
 from selattn.models.evicting import check_selects
 from selattn.models.loading import Loaded, load
 from selattn.models.seam import LanguageModel
-from selattn.pruning.folder import PATH, SETTINGS, SearchSettings, Step, append, begin, chosen, claimed, past_steps
-from selattn.pruning.search import STEP, Procedure, first_step, shown, steps
+from selattn.pruning.folder import PATH, SETTINGS, SearchSettings, append, begin, claimed, past_steps
+from selattn.pruning.search import STEP, Procedure, Step, Until, chosen, first_step, follow
 from selattn.pruning.trials import make_trials
-from selattn.pruning.until import Until
 from selattn.utils.distributed import Team
 from selattn.utils.files import make_folder
 from selattn.utils.progress import Progress
@@ -47,13 +47,13 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchRecord:
-    """What was searched, and what was found.
+    """The record of a search.
 
     Attributes:
         model: as the user wrote it.
         training_seed: that the model was trained with; None if that is not known.
         until: where the search was to stop, as the user wrote it.
-        policy: who leaves when a layer is full.
+        policy: which token is evicted when a layer is full.
         procedure: how the search proceeds.
         text: what was searched on.
         report_text: another text that was reported on; None for other rows of the same.
@@ -94,23 +94,9 @@ class SearchRecord:
 
 @dataclass(frozen=True)
 class Job:
-    """A search and its report.
+    """A search and its report; the fields are the arguments of `prune`, completed."""
 
-    Attributes:
-        model: a folder, a run's folder, zoo:NAME, or what `load` gave for one.
-        out: the folder of the search.
-        text: what is searched on.
-        rows: how many of its rows.
-        until: where the search stops.
-        procedure: how it proceeds.
-        policy: who leaves when a layer is full.
-        report: another text to report on; None for other rows of the same. If it turns out to be the same, it is
-            other rows of it, too.
-        report_rows: how many.
-        batch: rows that are computed at a time.
-    """
-
-    model: str | Loaded
+    model: Loaded
     out: Path
     text: Text
     rows: int
@@ -124,7 +110,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What came of a job.
+    """The result of a search.
 
     Attributes:
         step: the iteration whose budgets were chosen.
@@ -150,130 +136,6 @@ class Pruned:
         return Budgets(self.step.budgets)
 
 
-def carry_out(job: Job, team: Team, progress: Progress) -> Pruned:
-    """Search, or go on searching, and write the budgets."""
-    loaded, context = load(job.model), job.procedure.context
-    check_context(loaded.name, loaded, context)
-    job.until.check_size(loaded.description.layers, context, job.procedure.smallest)
-    tokenizer = loaded.tokenizer
-    other = None if job.until.baseline is None else load(job.until.baseline)
-    if other is not None:
-        _check_baseline(other, loaded, context)
-    rows = job.text.rows(tokenizer, context, progress=team.leads)
-    batches, reported = make_sets(job, rows, tokenizer, progress=team.leads)
-    with contextlib.ExitStack() as stack:
-        team.by_one(lambda: stack.enter_context(claimed(job.out)))
-        settings = _settings(job, loaded, rows)
-        past = team.by_one(lambda: past_steps(job.out, settings))
-        model = loaded.model
-        baseline = None if other is None else log_perplexity(other.model, batches, team=team)
-        until = job.until if baseline is None else replace(job.until, loss=min(baseline, job.until.loss))
-        path = _search(job, model, batches, past, settings, until, team, progress)
-        number, reached = chosen(path, until, context)
-        best = path[number]
-        found = {
-            "unpruned": log_perplexity(model, reported, policy="none", team=team),
-            "pruned": log_perplexity(model, reported, Budgets(best.budgets), job.policy, team),
-        }
-        if other is not None:
-            found["baseline"] = log_perplexity(other.model, reported, team=team)
-        if team.leads:
-            notes = {"model": loaded.name, "policy": policy_name(job.policy), "context": context}
-            notes |= {"memory_factor": best.factor, "search_loss": best.loss, "report": found}
-            Budgets(best.budgets).save(job.out / BUDGETS, **notes)
-    sizes = Counts(sum(batch.tokens for batch in batches), sum(batch.tokens for batch in reported))
-    return Pruned(best, path, not reached, until.limit(path[0].loss), baseline, found, sizes)
-
-
-def _search(
-    job: Job,
-    model: LanguageModel,
-    batches: Sequence[Batch],
-    past: list[Step],
-    settings: SearchSettings,
-    until: Until,
-    team: Team,
-    progress: Progress,
-) -> list[Step]:
-    """The path as far as the threshold; each iteration is on the disk before the next one begins."""
-    layers, context = model.description.layers, job.procedure.context
-    budgets = past[-1].budgets if past else (context,) * layers
-    trials = make_trials(model, batches, budgets, job.policy, team)
-    finite(trials.loss)
-    path = past or [first_step(trials)]
-    if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
-        raise SelattnError(
-            f"{job.out} says that the loss was {path[-1].loss:.6f}, and it is {trials.loss:.6f}: "
-            "the machine or the program has changed; search in another folder"
-        )
-    until.check_loss(path[0].loss)
-    if not past and team.leads:
-        begin(job.out, settings, path[0])
-    last, sure = _last(job, layers)
-    title = "iteration" if job.procedure.lazy else "iteration without --lazy"  # so that whoever waits knows of it
-    progress.begin(last, title, len(path) - 1, sure=sure)
-    for step in () if chosen(path, until, context)[1] else steps(trials, job.procedure, past=tuple(path)):
-        path.append(step)
-        if team.leads:
-            append(job.out, step)
-        progress.advance(1, shown(step))
-        if chosen([path[0], step], until, context)[1]:
-            break
-    progress.end()
-    return path
-
-
-def make_sets(
-    job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False
-) -> tuple[list[Batch], list[Batch]]:
-    """The search set and the report set."""
-    context = job.procedure.context
-    searched = make_batches(rows.take(job.rows), job.batch)
-    if searched[0].longest < context:
-        raise SelattnError(
-            f"the search set is shorter than one context: its longest sequence has {searched[0].longest} tokens, "
-            f"N is {context}; give longer documents (of a book: --separator file --layout packed), more --rows, or a "
-            "smaller --context"
-        )
-    others = rows if job.report is None else job.report.rows(tokenizer, context, progress)
-    # By the tokens, not by the name: one file can be named in several ways, and be cut into rows in several ways.
-    seen = Searched(job.text, context, job.rows, rows.checksum)
-    return searched, make_batches(others.take(job.report_rows, seen), job.batch)
-
-
-def _last(job: Job, layers: int) -> tuple[int, bool]:
-    """The last iteration that is possible, and whether the search ends there: a threshold of the loss can end it."""
-    until, procedure = job.until, job.procedure
-    if until.baseline is not None or until.tolerance is not None or until.loss < math.inf:
-        return procedure.iterations(layers), False
-    return procedure.iterations(layers, max(until.tokens, layers * procedure.context / until.factor)), True
-
-
-def _settings(job: Job, loaded: Loaded, rows: TextRows) -> SearchSettings:
-    """What decides the path, and what model and text are called, which does not."""
-    return SearchSettings(
-        model=loaded.name,
-        fingerprint=loaded.fingerprint,
-        text=job.text,
-        tokens=rows.checksum,
-        rows=job.rows,
-        batch=job.batch,
-        policy=policy_name(job.policy),
-        **dataclasses.asdict(job.procedure),
-    )
-
-
-def _check_baseline(other: Loaded, loaded: Loaded, context: int) -> None:
-    """Losses can be compared only over the same tokens."""
-    check_context(other.name, other, context)
-    theirs, ours = other.tokenizer, loaded.tokenizer
-    if theirs.fingerprint != ours.fingerprint:
-        raise SelattnError(
-            f"the baseline {other.name} has another vocabulary ({theirs.vocab_size} tokens) than {loaded.name} "
-            f"({ours.vocab_size}): their losses cannot be compared"
-        )
-
-
 def prune(
     model: str | Path | Loaded | LanguageModel,
     data: str | Path | Text,
@@ -294,7 +156,7 @@ def prune(
     progress: Progress | None = None,
     team: Team | None = None,
 ) -> Pruned:
-    """Search for budgets on some rows of a text, and report on others; the same call goes on if it was interrupted.
+    """Search for budgets on some rows of a text, and report on others; the same call resumes an interrupted search.
 
     Args:
         model: a folder, a run's folder, zoo:NAME, or a model itself (`selattn.load(model, tokenizer)`).
@@ -305,9 +167,9 @@ def prune(
         report: what to report on; None for other rows of `data`.
         report_rows: how many.
         step: C, the tokens that a layer gives at a time.
-        floor: go on, one token at a time, down to so many; None ends where no layer can give C and keep C.
+        floor: continue, one token at a time, down to this many; None ends where no layer can give C and keep C.
         lazy: evaluate only layers that can still win.
-        policy: who leaves when a layer is full, a name or a policy.
+        policy: which token is evicted when a layer is full, a name or a policy.
         context: N; None for the model's context size.
         batch: rows at a time.
         record: where the record goes, too.
@@ -332,19 +194,16 @@ def prune(
     )
     also, copy = (None if path is None else Path(path) for path in (record, save_model))
     _check(job, also, copy)
-    if copy is not None:
-        loaded.check_saving()
     with contextlib.ExitStack() as stack:
         if team is None:
             team = stack.enter_context(contextlib.closing(Team()))
-        found = carry_out(job, team, progress or Progress())
+        pruned = _carry_out(job, team, progress or Progress())
         if team.leads:
-            whole = record_of(job, found, loaded, team.size)
             for path in filter(None, (job.out / RECORD, also)):
-                write_record(path, whole, seed=job.text.seed)
+                write_record(path, _record(job, pruned, team.size), seed=job.text.seed)
             if copy is not None:
-                make_folder(copy, lambda part: loaded.save_pruned(part, found.budgets, policy_name(policy)))
-    return found
+                make_folder(copy, lambda part: loaded.save_pruned(part, pruned.budgets, policy_name(policy)))
+    return pruned
 
 
 def default_folder(model: str) -> Path:
@@ -352,37 +211,12 @@ def default_folder(model: str) -> Path:
     return Path("runs/prune") / model.removeprefix("zoo:").strip("/").replace("/", "-")
 
 
-def record_of(job: Job, found: Pruned, loaded: Loaded, processes: int) -> SearchRecord:
-    """What was searched and found, with the whole path."""
-    return SearchRecord(
-        model=loaded.name,
-        training_seed=loaded.training_seed,
-        until=job.until.words(),
-        policy=policy_name(job.policy),
-        procedure=job.procedure,
-        text=job.text,
-        report_text=job.report,
-        rows=Counts(job.rows, job.report_rows),
-        processes=processes,
-        budgets=found.step.budgets,
-        iteration=found.step.iteration,
-        memory_factor=found.step.factor,
-        at_floor=found.at_floor,
-        search_loss=found.step.loss,
-        search_limit=found.limit if found.limit < math.inf else None,
-        search_baseline=found.baseline,
-        report=found.reported,
-        tokens=found.tokens,
-        path=found.path,
-    )
-
-
 def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
     """Whether there is something to search for, and all can be written: before the search rather than after it."""
     policy, called = import_policy(job.policy), policy_name(job.policy)
     if not policy.evicts:
         raise SelattnError(f"the policy {called!r} drops nothing: there is nothing to search for")
-    check_selects(Budgets(SMALLEST), policy, load(job.model).description.selects)
+    check_selects(Budgets(SMALLEST), policy, job.model.description.selects)
     check_folder(job.out)
     check_output(record)
     for name in (FIGURE, PATH, SETTINGS, BUDGETS):
@@ -390,15 +224,136 @@ def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
             raise SelattnError(f"the record would take the place of the search's {record}: give it another name")
     if save_model is None:
         return
-    if not _has_name(policy):
+    named = False  # whether the name stands for exactly this policy, so that a config can hold it
+    with contextlib.suppress(SelattnError):
+        named = make_policy(policy.name) == policy
+    if not named:
         raise SelattnError(f"a saved config names built-in policies only, not {called}: leave --save-model out")
     check_new_folder(save_model)
     if save_model.absolute() == job.out.absolute():
         raise SelattnError(f"--save-model and --out are both {job.out}: give the model a folder of its own")
+    job.model.check_saving()
 
 
-def _has_name(policy: Policy) -> bool:
-    """Whether a name stands for exactly this policy, so that a config can hold it."""
-    with contextlib.suppress(SelattnError):
-        return make_policy(policy.name) == policy
-    return False
+def _carry_out(job: Job, team: Team, progress: Progress) -> Pruned:
+    """Search, or resume a search, and write the budgets."""
+    loaded, context, until = job.model, job.procedure.context, job.until
+    check_context(loaded.name, loaded, context)
+    until.check_size(loaded.description.layers, context, job.procedure.smallest)
+    other = None if until.baseline is None else _baseline(until.baseline, loaded, context)
+    rows = job.text.rows(loaded.tokenizer, context, progress=team.leads)
+    batches, reported = make_sets(job, rows, loaded.tokenizer, progress=team.leads)
+    with contextlib.ExitStack() as stack:
+        team.by_one(lambda: stack.enter_context(claimed(job.out)))
+        settings = SearchSettings(
+            model=loaded.name,
+            fingerprint=loaded.fingerprint,
+            text=job.text,
+            tokens=rows.checksum,
+            rows=job.rows,
+            batch=job.batch,
+            policy=policy_name(job.policy),
+            **dataclasses.asdict(job.procedure),
+        )
+        past = team.by_one(lambda: past_steps(job.out, settings))
+        baseline = None if other is None else log_perplexity(other.model, batches, team=team)
+        if baseline is not None:
+            until = replace(until, loss=min(baseline, until.loss))
+        path = _path(job, batches, past, settings, until, team, progress)
+        number, reached = chosen(path, until, context)
+        best = path[number]
+        losses = {
+            "unpruned": log_perplexity(loaded.model, reported, policy="none", team=team),
+            "pruned": log_perplexity(loaded.model, reported, Budgets(best.budgets), job.policy, team),
+        }
+        if other is not None:
+            losses["baseline"] = log_perplexity(other.model, reported, team=team)
+        if team.leads:
+            notes = {"model": loaded.name, "policy": policy_name(job.policy), "context": context}
+            notes |= {"memory_factor": best.factor, "search_loss": best.loss, "report": losses}
+            Budgets(best.budgets).save(job.out / BUDGETS, **notes)
+    sizes = Counts(sum(batch.tokens for batch in batches), sum(batch.tokens for batch in reported))
+    return Pruned(best, path, not reached, until.limit(path[0].loss), baseline, losses, sizes)
+
+
+def _baseline(name: str, loaded: Loaded, context: int) -> Loaded:
+    """The baseline, whose loss must be over the same tokens."""
+    other = load(name)
+    check_context(other.name, other, context)
+    theirs, ours = other.tokenizer, loaded.tokenizer
+    if theirs.fingerprint != ours.fingerprint:
+        raise SelattnError(
+            f"the baseline {other.name} has another vocabulary ({theirs.vocab_size} tokens) than {loaded.name} "
+            f"({ours.vocab_size}): their losses cannot be compared"
+        )
+    return other
+
+
+def make_sets(
+    job: Job, rows: TextRows, tokenizer: Tokenizer, progress: bool = False
+) -> tuple[list[Batch], list[Batch]]:
+    """The search set and the report set."""
+    context = job.procedure.context
+    searched = make_batches(rows.take(job.rows), job.batch)
+    if searched[0].longest < context:
+        raise SelattnError(
+            f"the search set is shorter than one context: its longest sequence has {searched[0].longest} tokens, "
+            f"N is {context}; give longer documents (of a book: --separator file --layout packed), more --rows, or a "
+            "smaller --context"
+        )
+    others = rows if job.report is None else job.report.rows(tokenizer, context, progress)
+    # By the tokens, not by the name: one file can be named in several ways, and be cut into rows in several ways.
+    seen = Searched(job.text, context, job.rows, rows.checksum)
+    return searched, make_batches(others.take(job.report_rows, seen), job.batch)
+
+
+def _path(
+    job: Job,
+    batches: Sequence[Batch],
+    past: list[Step],
+    settings: SearchSettings,
+    until: Until,
+    team: Team,
+    progress: Progress,
+) -> list[Step]:
+    """The path as far as the threshold; each iteration is on the disk before the next one begins."""
+    model = job.model.model
+    budgets = past[-1].budgets if past else (job.procedure.context,) * model.description.layers
+    trials = make_trials(model, batches, budgets, job.policy, team)
+    finite(trials.loss)
+    path = past or [first_step(trials)]
+    if abs(trials.loss - path[-1].loss) > 1e-4 * path[-1].loss:
+        raise SelattnError(
+            f"{job.out} says that the loss was {path[-1].loss:.6f}, and it is {trials.loss:.6f}: "
+            "the machine or the program has changed; search in another folder"
+        )
+    until.check_loss(path[0].loss)
+    if not past and team.leads:
+        begin(job.out, settings, path[0])
+    write = functools.partial(append, job.out) if team.leads else None
+    follow(trials, path, until, job.procedure, progress, write)
+    return path
+
+
+def _record(job: Job, pruned: Pruned, processes: int) -> SearchRecord:
+    return SearchRecord(
+        model=job.model.name,
+        training_seed=job.model.training_seed,
+        until=job.until.words(),
+        policy=policy_name(job.policy),
+        procedure=job.procedure,
+        text=job.text,
+        report_text=job.report,
+        rows=Counts(job.rows, job.report_rows),
+        processes=processes,
+        budgets=pruned.step.budgets,
+        iteration=pruned.step.iteration,
+        memory_factor=pruned.step.factor,
+        at_floor=pruned.at_floor,
+        search_loss=pruned.step.loss,
+        search_limit=pruned.limit if pruned.limit < math.inf else None,
+        search_baseline=pruned.baseline,
+        report=pruned.reported,
+        tokens=pruned.tokens,
+        path=pruned.path,
+    )

@@ -9,7 +9,9 @@ One layer run over the whole search set is a layer evaluation; batches that a bu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,22 +23,63 @@ from selattn.utils.distributed import Team
 from selattn.utils.memory import available_memory
 
 
-class Trials:
+class AnyTrials(ABC):
     """The search set under the current budgets, and what one layer less would cost.
 
     Args:
         model: in evaluation mode.
         batches: the search set, all of it in every process.
         budgets: K_l to begin with.
-        policy: who leaves when a layer is full.
+        policy: which token is evicted when a layer is full.
         team: the processes that share the batches.
-        memory: bytes for hidden states. Where they do not fit, only those of every second, third, ... layer are kept
-            and the ones between are computed again; that changes the time and nothing else.
 
     Attributes:
         budgets: the current ones.
         loss: the mean loss of the search set under them.
-        evaluations: layer evaluations so far, the first pass over all layers included.
+        evaluations: layer evaluations so far by all processes, the first pass over all layers included.
+    """
+
+    loss: float
+
+    def __init__(
+        self,
+        model: Any,
+        batches: Sequence[Batch],
+        budgets: Sequence[int],
+        policy: str | Policy = "selective",
+        team: Team | None = None,
+    ) -> None:
+        self._model, self._team, self._policy = model, team or Team(), import_policy(policy)
+        self._all, self._tokens = len(batches), count_tokens(batches)
+        self._batches = [batch.to(model.device) for batch in self._team.share(batches)]
+        self.budgets = tuple(budgets)
+        self._runs = 0
+
+    @abstractmethod
+    def loss_with(self, layer: int, budget: int) -> float:
+        """The mean loss with another budget in one layer, smaller than the current one."""
+
+    @abstractmethod
+    def accept(self, layer: int, budget: int) -> None:
+        """Make a trial's budget the current one."""
+
+    @property
+    def evaluations(self) -> float:
+        return self._team.total([float(self._runs)]) / self._all
+
+    def _with(self, layer: int, budget: int) -> tuple[int, ...]:
+        return (*self.budgets[:layer], budget, *self.budgets[layer + 1 :])
+
+    def _mean(self, sums: Sequence[float]) -> float:
+        return self._team.total(sums) / self._tokens
+
+
+class Trials(AnyTrials):
+    """Trials of a layered model, at the price of the layers that change.
+
+    Args:
+        memory: bytes for hidden states. Where they do not fit, only those of every second, third, ... layer are kept
+            and the ones between are computed again; that changes the time and nothing else.
     """
 
     def __init__(
@@ -48,12 +91,8 @@ class Trials:
         team: Team | None = None,
         memory: int | None = None,
     ) -> None:
-        self._model, self._team, self._policy = model, team or Team(), import_policy(policy)
-        self._all, self._tokens = len(batches), count_tokens(batches)
-        self._batches = [batch.to(model.device) for batch in self._team.share(batches)]
-        self.budgets = tuple(budgets)
+        super().__init__(model, batches, budgets, policy, team)
         self._layers = len(self.budgets)
-        self._runs = 0
         with torch.inference_mode():
             entries = [model.enter(b.input_ids, b.attention_mask, b.position_ids) for b in self._batches]
             self._shared = [shared for _, shared in entries]
@@ -64,13 +103,7 @@ class Trials:
         self._best: _Trial | None = None
         self.loss = self._mean(self._sums)
 
-    @property
-    def evaluations(self) -> float:
-        """Layer evaluations so far, by all processes."""
-        return self._team.total([float(self._runs)]) / self._all
-
     def loss_with(self, layer: int, budget: int) -> float:
-        """The mean loss with another budget in one layer, smaller than the current one."""
         trial = _Trial(layer, budget, [], [])
         heads: list[Tensor] = []
         known = self._heads.get(layer)
@@ -96,13 +129,12 @@ class Trials:
         return trial.loss
 
     def accept(self, layer: int, budget: int) -> None:
-        """Make a trial's budget the current one."""
         if self._best is None or (self._best.layer, self._best.budget) != (layer, budget):
             self._best = None
             self.loss_with(layer, budget)
         trial = self._best
         assert trial is not None
-        self.budgets = (*self.budgets[:layer], budget, *self.budgets[layer + 1 :])
+        self.budgets = self._with(layer, budget)
         for states, new in zip(self._states, trial.states, strict=True):
             states.update(new)
         self._sums, self.loss = trial.sums, trial.loss
@@ -110,7 +142,7 @@ class Trials:
         self._best = None
 
     def _run(self, b: int, layer: int, x: Tensor, budget: int) -> Tensor:
-        """What a layer gives. A budget that drops nothing in this batch is none, which is cheaper."""
+        """The output of a layer. A budget that evicts nothing in this batch is left out, which is cheaper."""
         self._runs += 1
         limit = budget if budget < self._batches[b].longest else None
         return self._model.run_layer(layer, x, self._shared[b], limit, self._policy)
@@ -131,19 +163,19 @@ class Trials:
             x = self._run(b, l, x, self.budgets[l])
         return x
 
-    def _mean(self, sums: Sequence[float]) -> float:
-        return self._team.total(sums) / self._tokens
-
     def _fit(self, entries: Sequence[Tensor], memory: int | None) -> int:
         """1 to keep the states of every layer, 2 of every second, ...
 
         These are the current ones, those of the best trial and of the one that is made; with all layers the heads, too.
         """
         each = sum(x.numel() * x.element_size() for x in entries)
-        limit = _free_memory(self._model.device) // (2 * self._team.size) if memory is None else memory
-        if 4 * self._layers * each <= limit:
+        if memory is None:
+            cuda = self._model.device.type == "cuda"
+            free = torch.cuda.mem_get_info(self._model.device)[0] if cuda else available_memory()
+            memory = free // (2 * self._team.size)
+        if 4 * self._layers * each <= memory:
             return 1
-        return next((s for s in range(2, self._layers) if 3 * -(-self._layers // s) * each <= limit), self._layers)
+        return next((s for s in range(2, self._layers) if 3 * -(-self._layers // s) * each <= memory), self._layers)
 
 
 class _Trial:
@@ -154,28 +186,8 @@ class _Trial:
         self.loss = float("nan")
 
 
-def _free_memory(device: torch.device) -> int:
-    """Bytes of memory that are free where the states are."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return available_memory()
-
-
-class WholeTrials:
-    """What `Trials` is for layered models, at the price of a forward for each trial.
-
-    Args:
-        model: in evaluation mode.
-        batches: the search set, all of it in every process.
-        budgets: K_l to begin with.
-        policy: who leaves when a layer is full.
-        team: the processes that share the batches.
-
-    Attributes:
-        budgets: the current ones.
-        loss: the mean loss of the search set under them.
-        evaluations: layer evaluations so far, the first pass over all layers included.
-    """
+class WholeTrials(AnyTrials):
+    """Trials of any model, at the price of a forward for each."""
 
     def __init__(
         self,
@@ -185,53 +197,34 @@ class WholeTrials:
         policy: str | Policy = "selective",
         team: Team | None = None,
     ) -> None:
-        self._model, self._team, self._policy = model, team or Team(), import_policy(policy)
-        self._all, self._tokens = len(batches), count_tokens(batches)
-        self._batches = [batch.to(model.device) for batch in self._team.share(batches)]
-        self.budgets = tuple(budgets)
-        self._runs = 0
+        super().__init__(model, batches, budgets, policy, team)
         self._sums = [self._sum(batch, self.budgets) for batch in self._batches]
         self._tried: dict[tuple[int, int], list[float]] = {}  # (layer, budget) of a trial -> sums of the batches
         self.loss = self._mean(self._sums)
 
-    @property
-    def evaluations(self) -> float:
-        """Layer evaluations so far, by all processes."""
-        return self._team.total([float(self._runs)]) / self._all
-
     def loss_with(self, layer: int, budget: int) -> float:
-        """The mean loss with another budget in one layer, smaller than the current one."""
-        changed = (*self.budgets[:layer], budget, *self.budgets[layer + 1 :])
-        # Where the layer drops nothing, nothing changes.
         sums = [
-            before if batch.longest <= budget else self._sum(batch, changed)
+            before if batch.longest <= budget else self._sum(batch, self._with(layer, budget))  # else nothing changes
             for batch, before in zip(self._batches, self._sums, strict=True)
         ]
         self._tried[layer, budget] = sums
         return self._mean(sums)
 
     def accept(self, layer: int, budget: int) -> None:
-        """Make a trial's budget the current one."""
         if (layer, budget) not in self._tried:
             self.loss_with(layer, budget)
         self._sums = self._tried[layer, budget]
-        self.loss = self._mean(self._sums)
-        self.budgets = (*self.budgets[:layer], budget, *self.budgets[layer + 1 :])
-        self._tried = {}
+        self.loss, self.budgets, self._tried = self._mean(self._sums), self._with(layer, budget), {}
 
     def _sum(self, batch: Batch, budgets: tuple[int, ...]) -> float:
         self._runs += len(budgets)
         with torch.inference_mode():
             return batch_loss(self._model, batch, Budgets(budgets), self._policy)
 
-    def _mean(self, sums: Sequence[float]) -> float:
-        return self._team.total(sums) / self._tokens
-
 
 def make_trials(
     model: LanguageModel, batches: Sequence[Batch], budgets: Sequence[int], policy: str | Policy, team: Team
-) -> Trials | WholeTrials:
+) -> AnyTrials:
     """Trials that cost as little as the model allows."""
-    if isinstance(model, LayeredModel):
-        return Trials(model, batches, budgets, policy, team)
-    return WholeTrials(model, batches, budgets, policy, team)
+    kind: type[AnyTrials] = Trials if isinstance(model, LayeredModel) else WholeTrials
+    return kind(model, batches, budgets, policy, team)

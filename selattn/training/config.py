@@ -1,24 +1,27 @@
-"""What a run is: frozen settings from the model to the last checkpoint.
+"""A run: frozen settings from the model to the last checkpoint.
 
 Everything that can change a result is in here and goes into the training record. Where the paper leaves a choice open
-(marked "open" below), docs/training.md says why it is made this way.
+(marked "open" below), docs/training.md says why it is made this way. The entries under `Args:` are what
+`selattn train RUN --show` says of each setting.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Mapping
+import typing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from selattn.data.sources import Reading
 from selattn.data.task import Task
-from selattn.errors import SelattnError, shortened
+from selattn.errors import SelattnError, advice, shortened
 
 if TYPE_CHECKING:
-    from selattn.training.maker import Maker
+    from selattn.training.model import Maker
 
 _LARGEST = 10**15  # of any setting: their products are counted in 64 bits
 _MOST_WORKERS, _MOST_LAYERS = 1024, 100_000
@@ -44,7 +47,7 @@ class TextData:
         source: what `selattn.data.sources.documents` takes: a name (c4, wikitext, lm1b, embedded), a file or a folder.
         column: where `.jsonl` files and the hub have the text.
         separator: what stands between the documents of a `.txt` file, see `selattn.data.sources.Reading`.
-        limit: read at most so many documents.
+        limit: the most documents that are read; None for all.
         validation: the share of documents that is held out, where the source has no validation part of its own.
         tokenizer: a folder with a tokenizer, or a SentencePiece model; None trains one on the training documents, or
             with `start.model` takes the model's own.
@@ -187,11 +190,11 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """What a run can go on from.
+    """When a run is saved, to be resumed from there.
 
     Args:
         every: steps between checkpoints; there is always one at the end.
-        keep: how many of them stay, the newest.
+        keep: how many of the newest stay.
     """
 
     every: int = 1_000
@@ -206,7 +209,7 @@ class Start:
     """Where the weights come from.
 
     Args:
-        model: a trained model to fine-tune, a folder or zoo:NAME; None begins anew.
+        model: a trained model to fine-tune, a folder or zoo:NAME; None starts with new weights.
         ramp: steps in which the selection strength rises from 0 to the model's own: a standard model becomes selective.
             Only with `model`.
     """
@@ -223,9 +226,10 @@ class Shrink:
     """Budgets that shrink during training, to those of `model.cache_budgets`, which stay in force afterwards.
 
     Args:
-        steps: in so many steps; 0 has the final budgets in force from the beginning.
+        steps: in how many steps; with 0 the final budgets are in force from the beginning.
         every: steps between changes: 1 is a line, more are stairs (with machine.compile each stair is compiled).
-        first: the budgets to begin with, one number or one for each layer; None is the context size: nothing leaves.
+        first: the budgets to begin with, one number or one for each layer; None is the context size, so that nothing
+            is evicted at first.
     """
 
     steps: int = 0
@@ -240,7 +244,7 @@ class Shrink:
 
 @dataclass(frozen=True)
 class Machine:
-    """How it is computed. None of these is meant to change what is computed, beyond rounding.
+    """How it is computed: none of these changes the result, beyond rounding.
 
     Args:
         precision: "bf16" computes under autocast; weights and optimizer stay fp32.
@@ -255,7 +259,7 @@ class Machine:
     shard: Literal["none", "fsdp"] = "none"
 
 
-# Settings of a model that its weights are made for: fine-tuning takes them from the model.
+# Settings that fine-tuning cannot change: the weights are made for them.
 ARCHITECTURE = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "positions", "rope_theta", "norm", "norm_eps", "qk_norm", "mlp"),
@@ -306,25 +310,25 @@ class RunConfig:
         if self.seed >= 2**32:
             raise SelattnError(f"run.seed must be below 2^32, as numpy has it, not {self.seed}")
         if self.evaluation.target is not None and isinstance(self.data, TextData):
-            raise SelattnError("evaluation.target is an accuracy, which text has none of: leave it out")
+            raise SelattnError("evaluation.target is an accuracy, which only a task has: leave it out for text")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it. Equal dictionaries are equal runs."""
-        found: dict[str, Any] = {}
+        whole: dict[str, Any] = {}
         for at in dataclasses.fields(self):
             value = getattr(self, at.name)
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 value = dataclasses.asdict(value)
             if isinstance(value, Mapping):
                 value = {key: list(item) if isinstance(item, tuple) else item for key, item in value.items()}
-            found[at.name] = value
+            whole[at.name] = value
         kind = self.data.kind if isinstance(self.data, TextData) else self.data.name
-        found["data"] = {"kind": kind, **found["data"]}
-        return found
+        whole["data"] = {"kind": kind, **whole["data"]}
+        return whole
 
     def maker(self) -> Maker:
         """What makes the data and the model of the run; a subclass for another kind of model has its own."""
-        from selattn.training.maker import Decoders
+        from selattn.training.model import Decoders
 
         return Decoders()
 
@@ -333,3 +337,50 @@ class RunConfig:
         from selattn.models import SelectiveConfig
 
         return SelectiveConfig
+
+
+def changed(run: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    """The run with other settings, by their dotted names: `{"optimizer.lr": 1e-3}`.
+
+    A run that is given a model to start from keeps those of its own model settings that fine-tuning can change.
+    """
+    known = fields(run)
+    for name in sorted(settings, key=lambda name: name != "start.model"):
+        check_field(name, known)
+        run = _replaced(run, name.split("."), settings[name])
+        if name == "start.model" and run.start.model is not None:
+            kept = {key: value for key, value in run.model.items() if key not in ARCHITECTURE}
+            run = dataclasses.replace(run, model=kept)
+    return run
+
+
+def fields(run: RunConfig) -> dict[str, Any]:
+    """Every field that can be set, as a dotted name, with its type."""
+    kinds: dict[str, Any] = {}
+    for at in dataclasses.fields(run):
+        value = getattr(run, at.name)
+        if at.name == "model":
+            own = inspect.get_annotations(run.model_settings(), eval_str=True)  # without what transformers puts in
+            kinds |= {f"model.{key}": kind for key, kind in own.items()}
+        elif dataclasses.is_dataclass(value):
+            hints = typing.get_type_hints(type(value))
+            kinds |= {f"{at.name}.{each.name}": hints[each.name] for each in dataclasses.fields(value)}
+        elif at.name != "name":
+            kinds[at.name] = typing.get_type_hints(type(run))[at.name]
+    return kinds
+
+
+def check_field(name: str, known: Iterable[str]) -> None:
+    """Raise for an unknown field, with the nearest one; a name without its section (`lr`) finds the whole name."""
+    if name in known:
+        return
+    ends = [full for full in known if full.rpartition(".")[2] == name.rpartition(".")[2]]
+    hint = advice(ends[0] if ends else name, known, "see 'selattn train RUN --show' for all fields")
+    raise SelattnError(f"unknown field {shortened(name)!r}; {hint}")
+
+
+def _replaced(of: Any, path: Sequence[str], value: Any) -> Any:
+    first, *rest = path
+    if isinstance(of, Mapping):
+        return {**of, first: value}
+    return dataclasses.replace(of, **{first: _replaced(getattr(of, first), rest, value) if rest else value})

@@ -18,11 +18,10 @@ from transformers import TrainingArguments, set_seed
 from transformers.integrations.integration_utils import TensorBoardCallback
 
 from selattn.errors import FULL, CannotWriteError, SelattnError, require
-from selattn.training import checkpoints
 from selattn.training import folder as run_folder
 from selattn.training.config import RunConfig, Schedule
 from selattn.training.datasets import Data
-from selattn.training.maker import Made, Maker
+from selattn.training.model import Made, Maker
 from selattn.training.presets import named_run
 from selattn.training.record import Score, TrainingLosses, TrainingRecord
 from selattn.training.trainer import SelectiveTrainer
@@ -40,7 +39,6 @@ _DECAY = {
     "constant": "constant_with_warmup",
     "inverse_sqrt": "inverse_sqrt",
 }
-_FROM_THE_START = "no whole checkpoint yet: beginning at step 0"
 _FULL_WORDS = ("No space left", "File too large", "PytorchStreamWriter failed", "iostream error", "unexpected pos")
 
 
@@ -51,18 +49,21 @@ class Finished:
     Attributes:
         folder: of the run.
         step: the last one taken.
-        interrupted: whether Ctrl-C ended it; then it can be resumed.
-        record: the training record; None if interrupted.
+        record: the training record; None if it was interrupted, and can be resumed.
     """
 
     folder: Path
     step: int
-    interrupted: bool
     record: TrainingRecord | None
 
     @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended it."""
+        return self.record is None
+
+    @property
     def evaluation(self) -> dict[str, Score]:
-        """The last evaluation, by the name of the set; none if interrupted."""
+        """The last evaluation, by the name of the set; empty if interrupted."""
         return {} if self.record is None else self.record.evaluation
 
 
@@ -81,11 +82,11 @@ def train(
     Args:
         run: the whole configuration, or the name of one of ours (`selattn train --list`).
         folder: where everything goes; see `selattn.training.folder`.
-        resume: go on from the newest whole checkpoint.
-        overwrite: delete what is in the folder and begin anew.
+        resume: continue from the newest whole checkpoint.
+        overwrite: delete what is in the folder and start over.
         data: the rows, if they are not to be prepared from the run's settings.
         progress: is told how it proceeds; None shows nothing.
-        maker: how data and model come about, and what trains them; None is the run's own.
+        maker: makes data, model and trainer; None is the run's own.
     """
     require("accelerate", "tensorboard")
     run = named_run(run) if isinstance(run, str) else run
@@ -97,24 +98,23 @@ def train(
     progress = progress if progress is not None and args.process_index == 0 else Progress()
     whole = run.to_dict()
     defaults = type(run)(run.name, run.data).to_dict()
-    with contextlib.closing(run_folder.Claim(folder)) as claim:
-        _by_one(folder, claim.take)
+    with contextlib.closing(run_folder.lock_of(folder)) as lock:
+        _by_one(folder, lambda: run_folder.take(folder, lock))
         plan = _by_one(folder, lambda: run_folder.check(folder, whole, defaults, resume, overwrite))
-        if plan.goes_on and run_folder.finished(folder):
+        if plan.resumes and run_folder.finished(folder):
             return _ended(folder)
-        maker.check(run, args.world_size, args.device)
+        maker.check(run)
         check_schedule(run.schedule)  # after what a warm-up that is too long for a first try would hide
         data = data or maker.prepare(run, progress.shows)
         set_seed(run.seed)
         made = maker.make(run, data.tokenizer)
-        _by_one(folder, lambda: run_folder.begin(folder, whole, plan, claim))
-        if plan.goes_on:
-            for path, wrong in plan.choice.left_out:
-                progress.say(f"{path.name}: {wrong}; it is left out")
-            step = plan.choice.step
-            at = f"going on from step {step:,} of {run.schedule.steps:,}" if step else _FROM_THE_START
-            progress.say(at)
-        return _carry_out(run, made, data, args, progress, plan.choice.step)
+        _by_one(folder, lambda: run_folder.begin(folder, whole, plan, lock))
+        for path, wrong in plan.skipped:
+            progress.say(f"{path.name} is skipped: {wrong}")
+        if plan.resumes:
+            at = f"resuming from step {plan.step:,} of {run.schedule.steps:,}" if plan.step else "starting at step 0"
+            progress.say(at if plan.step else f"there is no whole checkpoint yet: {at}")
+        return _carry_out(run, made, data, args, progress, plan.step)
 
 
 def _carry_out(
@@ -125,25 +125,29 @@ def _carry_out(
     progress: Progress,
     start: int | None,
 ) -> Finished:
-    """The steps that are left, in a folder that is ready and ours."""
+    """The steps that are left, in a folder that is ready and locked."""
     folder = Path(str(args.output_dir))
-    trainer = made.trainer(run, made.model, data, args, progress, made.course, start or 0)
+    make_trainer = made.trainer or SelectiveTrainer
+    trainer = make_trainer(run, made.model, data, args, progress, made.course, start or 0)
     if trainer.is_fsdp_enabled and args.device.type == "cpu":
         raise SelattnError("accelerate is set to FSDP, and on a CPU the Trainer would silently run DDP: set it to DDP")
     if args.device.type == "cpu":
         keep_freed_memory()
     if args.process_index == 0:
-        trainer.add_callback(TensorBoardCallback(_tensorboard(folder, start)))
-    with _full_disk(folder), _interruptible(trainer):
+        from torch.utils.tensorboard import SummaryWriter
+
+        writer = SummaryWriter(str(folder / "tensorboard"), purge_step=None if start is None else start + 1)
+        trainer.add_callback(TensorBoardCallback(writer))
+    with _full_disk(folder), _stopping(trainer):
         try:
             if not trainer.stopped:
-                at = None if start is None else str(checkpoints.checkpoint_path(folder, start))
+                at = None if start is None else str(run_folder.checkpoint_path(folder, start))
                 trainer.train(resume_from_checkpoint=at)
         finally:
             progress.end()
         step = trainer.state.global_step or start or 0
         if trainer.interrupted and not trainer.stopped and step < run.schedule.steps:
-            return Finished(folder, step, True, None)
+            return Finished(folder, step, None)
         _export(trainer, folder, step)
     return _ended(folder)
 
@@ -155,19 +159,13 @@ def resume_command() -> str:
 
 
 def _by_one(folder: Path, act: Callable[[], _T]) -> _T:
-    """Let the leading process act in a run's folder, and all of them know what came of it."""
+    """Let the leading process act in a run's folder, and give all processes its answer."""
 
     def one_line() -> _T:
         with writing(folder):
             return act()
 
     return Team().by_one(one_line)
-
-
-def _tensorboard(folder: Path, start: int | None) -> Any:
-    from torch.utils.tensorboard import SummaryWriter
-
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=None if start is None else start + 1)
 
 
 def _export(trainer: SelectiveTrainer, folder: Path, step: int) -> None:
@@ -197,7 +195,7 @@ def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> TrainingRec
         data_checksums=dict(trainer.data.checksums),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         steps=step,
-        tokens=trainer.meter.tokens + int(trainer.meter.gathered(lambda sums: sums)[2]),
+        tokens=trainer.meter.tokens + int(trainer.meter.sums[2]),
         seconds=round(seconds, 1),
         devices=trainer.args.world_size,
         training=from_json(TrainingLosses, lines[-1]) if lines else {},
@@ -207,11 +205,11 @@ def _record(trainer: SelectiveTrainer, step: int, seconds: float) -> TrainingRec
 
 def _ended(folder: Path) -> Finished:
     record = run_folder.read_finished(folder)
-    return Finished(folder, record.steps, False, record)
+    return Finished(folder, record.steps, record)
 
 
 @contextlib.contextmanager
-def _interruptible(trainer: SelectiveTrainer) -> Iterator[None]:
+def _stopping(trainer: SelectiveTrainer) -> Iterator[None]:
     """Ctrl-C and a batch system's SIGTERM end the run after the step, with a checkpoint."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -235,11 +233,16 @@ def _full_disk(folder: Path) -> Iterator[None]:
     except Exception as error:
         if not _is_about_writing(error):
             raise
-        checkpoints.delete_halves(folder)
-        step = checkpoints.newest(folder)
+        run_folder.delete_halves(folder)
+        step = run_folder.newest(folder)
         kept = "there is no checkpoint yet" if step is None else f"the checkpoint of step {step} is whole"
+        reason = "the disk is full"
+        if isinstance(error, CannotWriteError):
+            reason = error.reason
+        elif isinstance(error, OSError) and error.errno is not None:
+            reason = os.strerror(error.errno)
         raise SelattnError(
-            f"cannot write to {folder}: {_reason(error)}; {kept}; free some space and go on with --resume"
+            f"cannot write to {folder}: {reason}; {kept}; free some space and continue with --resume"
         ) from error
 
 
@@ -250,14 +253,6 @@ def _is_about_writing(error: Exception) -> bool:
     if isinstance(error, OSError):
         return error.errno in FULL
     return any(words in str(error) for words in _FULL_WORDS)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, CannotWriteError):
-        return error.reason
-    if isinstance(error, OSError) and error.errno is not None:
-        return os.strerror(error.errno)
-    return "the disk is full"
 
 
 def check_schedule(schedule: Schedule) -> None:
@@ -332,7 +327,7 @@ def training_arguments(run: RunConfig, folder: Path) -> TrainingArguments:
 
 
 def _recomputing(run: RunConfig) -> dict[str, Any]:
-    """Whether activations are computed again; newer versions of transformers have another name for it."""
+    """Gradient checkpointing, which newer versions of transformers call by another name."""
     fields = TrainingArguments.__dataclass_fields__
     name = "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
     return {

@@ -21,12 +21,11 @@ from transformers import Adafactor, Trainer, TrainerCallback, TrainerControl, Tr
 
 from selattn.errors import DivergedError
 from selattn.models.saved import change_config
-from selattn.training import checkpoints, folder
+from selattn.training import folder
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data, Rows, Share, StepBatches
-from selattn.training.display import tell
 from selattn.training.model import Course
-from selattn.training.record import LogLine, Losses, Score
+from selattn.training.record import LogLine, Losses, Score, tell
 from selattn.utils.files import to_disk
 from selattn.utils.progress import Progress
 from selattn.utils.typed import from_json, to_json
@@ -78,7 +77,7 @@ class SelectiveTrainer(Trainer):
         self._begun = self._since = time.perf_counter()
         self._tokens_since = 0
         if start:
-            self._restore(checkpoints.checkpoint_path(self.folder, start))
+            self._restore(folder.checkpoint_path(self.folder, start))
 
     # ---- data ----
 
@@ -105,11 +104,11 @@ class SelectiveTrainer(Trainer):
     # ---- loss ----
 
     def changed(self) -> dict[str, Any]:
-        """What the model is given beside its inputs in the step that is next; else its config holds."""
-        found: dict[str, Any] = {**self.course.at(self.state.global_step)}
-        if "selection_strength" in found:  # a tensor, so that a compiled model is not compiled for each of its values
-            found["selection_strength"] = torch.tensor(found["selection_strength"], device=self.args.device)
-        return found
+        """What the next step changes of the model's config, as arguments of its `forward`."""
+        changed: dict[str, Any] = {**self.course.at(self.state.global_step)}
+        if "selection_strength" in changed:  # a tensor, so that a compiled model is not compiled for each of its values
+            changed["selection_strength"] = torch.tensor(changed["selection_strength"], device=self.args.device)
+        return changed
 
     def compute_loss(
         self,
@@ -136,7 +135,7 @@ class SelectiveTrainer(Trainer):
         """A record of the steps since the last one. The Trainer's other summaries are in our records already."""
         if "loss" not in logs:
             return
-        sums = self.meter.gathered(self._sum)
+        sums = self._sum(self.meter.sums)
         values = self.meter.take(sums, self.state.global_step - self.logged_step)
         self.logged_step = self.state.global_step
         now, tokens = time.perf_counter(), values["tokens"]
@@ -177,31 +176,30 @@ class SelectiveTrainer(Trainer):
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Every validation set: loss for each token, kept fractions, and for a task the share of samples solved."""
         begun = time.perf_counter()
-        found = {name: self._score(rows) for name, rows in self.data.validation.items()}
-        self.last_evaluation = found
+        self.last_evaluation = scores = {name: self._score(rows) for name, rows in self.data.validation.items()}
         seconds = time.perf_counter() - begun
         record = {
             "step": self.state.global_step,
-            "evaluation": to_json(found),
+            "evaluation": to_json(scores),
             **self.course.in_force(self.state.global_step),
             "wall": {"seconds": round(seconds, 3)},
         }
         scalars = {
             f"eval_{name}_{what}": value
-            for name, score in found.items()
+            for name, score in scores.items()
             for what, value in (("loss", score.loss), ("accuracy", score.accuracy))
             if value is not None
         }
         self._publish(cast(LogLine, record), dict(scalars))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, scalars)
         target = self.run.evaluation.target
-        if target is not None and (found["validation"].accuracy or 0.0) >= target:
+        if target is not None and (scores["validation"].accuracy or 0.0) >= target:
             self.stopped = self.control.should_training_stop = self.control.should_save = True
         self._since += time.perf_counter() - begun  # no part of the training's tokens per second
         return scalars
 
     def _score(self, rows: Rows) -> Score:
-        """One set. Each device takes every so manyth row, and no row counts twice."""
+        """One set. The devices take rows in turn, and no row counts twice."""
         model: Any = self.model
         layers = self.accelerator.unwrap_model(model, keep_torch_compile=False).description.layers
         was_training = model.training
@@ -242,8 +240,8 @@ class SelectiveTrainer(Trainer):
     # ---- checkpoints ----
 
     def progress(self) -> dict[str, Any]:
-        """What the Trainer's own files lack; all devices have to ask."""
-        sums = self.meter.gathered(self._sum)
+        """The state that the Trainer's own files lack; all devices have to ask."""
+        sums = self._sum(self.meter.sums)
         return {
             "meter": self.meter.state(sums),
             "logged_step": self.logged_step,
@@ -253,7 +251,7 @@ class SelectiveTrainer(Trainer):
         }
 
     def _restore(self, checkpoint: Path) -> None:
-        progress = json.loads((checkpoint / checkpoints.PROGRESS).read_text())
+        progress = json.loads((checkpoint / folder.PROGRESS).read_text())
         self.meter.restore(progress["meter"], first=self.args.process_index == 0)
         self.logged_step, self.stopped = progress["logged_step"], progress["stopped"]
         self.seconds_before = progress["seconds"]
@@ -261,13 +259,13 @@ class SelectiveTrainer(Trainer):
         self._tokens_since = self.meter.tokens
 
     def note_changes(self, saved: Path, step: int) -> None:
-        """In the middle of its course a model that is saved is what it is now."""
+        """Write what is in force at a step into the config of a saved model."""
         if changed := self.course.at(step):
             change_config(saved, changed)
 
     def check_end(self, state: Mapping[str, Any]) -> None:
         """Raise if the run has diverged after its last log; `state` are the weights, in the process that has them."""
-        since = self.meter.gathered(self._sum).tolist()
+        since = self._sum(self.meter.sums).tolist()
         whole = all(bool(each.isfinite().all()) for each in state.values() if isinstance(each, Tensor))
         broken = self._sum(torch.tensor(float(not whole), device=self.args.device))
         losses = [*since[:2], *(score.loss for score in self.last_evaluation.values())]
@@ -276,7 +274,7 @@ class SelectiveTrainer(Trainer):
                 raise DivergedError(loss, self.state.global_step or self.start)
 
     def finish(self) -> None:
-        """The model as it is to be saved, when all steps are done; a subclass may have something to take off."""
+        """Called before the trained model is saved; a subclass may take something off it."""
 
     def interrupt(self, *_: Any) -> None:
         """Ctrl-C: stop after this step, with a checkpoint. A second one stops at once.
@@ -319,18 +317,18 @@ class _Keeper(TrainerCallback):
         return trainer.interrupted
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        trainer, checkpoint = self.trainer, checkpoints.checkpoint_path(self.trainer.folder, state.global_step)
+        trainer, checkpoint = self.trainer, folder.checkpoint_path(self.trainer.folder, state.global_step)
         progress = trainer.progress()
         if state.is_world_process_zero:
-            (checkpoint / checkpoints.PROGRESS).write_text(json.dumps(progress))
+            (checkpoint / folder.PROGRESS).write_text(json.dumps(progress))
             trainer.note_changes(checkpoint, state.global_step)
             trainer.data.save_reader(checkpoint)  # so that a checkpoint can be used as a model
         trainer.accelerator.wait_for_everyone()  # every device has written its own state
         if state.is_world_process_zero:
             if (log := trainer.folder / folder.LOG).exists():
                 to_disk(log)  # what was logged before a checkpoint is not logged again after it
-            checkpoints.seal(checkpoint)
-            checkpoints.delete_old(trainer.folder, trainer.run.checkpoints.keep)
+            folder.seal(checkpoint)
+            folder.delete_old(trainer.folder, trainer.run.checkpoints.keep)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -340,13 +338,13 @@ class _Keeper(TrainerCallback):
 
 def _scalars(record: LogLine) -> dict[str, float]:
     """The numbers of a record of the training, each under a name of its own: layers, too."""
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for name, value in {**record, **record["wall"]}.items():
         if isinstance(value, list):
-            found |= {f"{name}/layer_{layer}": part for layer, part in enumerate(value) if part is not None}
+            scalars |= {f"{name}/layer_{layer}": part for layer, part in enumerate(value) if part is not None}
         elif isinstance(value, int | float) and name not in ("step", "seconds"):
-            found[name] = value
-    return found
+            scalars[name] = value
+    return scalars
 
 
 def _adafactor(run: RunConfig) -> Any:
@@ -380,29 +378,25 @@ class Meter:
         # lm loss, memory term, tokens, for each layer the kept tokens, and KL if there is any; fp64, so that sums are
         # exact enough to be the same in any grouping that is printed.
         self._layers, self._kl = layers, kl
-        self._sums = torch.zeros(3 + layers + (kl is not None), dtype=torch.float64, device=device)
-        self.tokens = 0  # before those in _sums
+        self.sums = torch.zeros(3 + layers + (kl is not None), dtype=torch.float64, device=device)
+        self.tokens = 0  # before those in `sums`
 
     def add(self, outputs: Any, inputs: dict[str, Tensor]) -> None:
         """One micro batch of this device."""
-        zero = self._sums.new_zeros(())
+        zero = self.sums.new_zeros(())
         tokens = real_tokens(inputs)
-        kept = kept_of(outputs, self._layers, self._sums.device)
+        kept = kept_of(outputs, self._layers, self.sums.device)
         memory = outputs.get("memory_loss")
         parts = [outputs["lm_loss"], zero if memory is None else memory, tokens]
         more = [] if self._kl is None else [outputs["kl_loss"].double()[None]]
-        self._sums += torch.cat([torch.stack([part.double() for part in parts]), kept.double() * tokens, *more])
-
-    def gathered(self, reduce: Any) -> Tensor:
-        """The sums over all devices."""
-        return reduce(self._sums)
+        self.sums += torch.cat([torch.stack([part.double() for part in parts]), kept.double() * tokens, *more])
 
     def take(self, sums: Tensor, steps: int) -> Losses:
-        """The record's values over the last `steps` steps; the sums begin anew."""
+        """The record's values over the last `steps` steps; the sums are reset."""
         lm_loss, memory_loss, tokens, *rest = sums.tolist()
         self.tokens += int(tokens)
-        self._sums.zero_()
-        found: Losses = {
+        self.sums.zero_()
+        losses: Losses = {
             "loss": (lm_loss + memory_loss) / steps,
             "lm_loss": lm_loss / steps,
             "memory_loss": memory_loss / steps,
@@ -410,19 +404,19 @@ class Meter:
             "tokens": self.tokens,
         }
         if self._kl is not None:
-            found["kl_loss"] = rest[-1] / steps
-            found["loss"] += self._kl * (rest[-1] - lm_loss) / steps
-        return found
+            losses["kl_loss"] = rest[-1] / steps
+            losses["loss"] += self._kl * (rest[-1] - lm_loss) / steps
+        return losses
 
     def state(self, sums: Tensor) -> dict[str, Any]:
-        """What a checkpoint has to keep: JSON numbers are exact."""
+        """For a checkpoint: JSON numbers are exact."""
         return {"sums": ["nan" if x != x else x for x in sums.tolist()], "tokens": self.tokens}
 
     def restore(self, state: dict[str, Any], first: bool) -> None:
-        """Go on from a checkpoint. The sums were over all devices, so the first one takes them."""
+        """Resume from a checkpoint. The sums were over all devices, so the first one takes them."""
         self.tokens = state["tokens"]
         if first:
-            self._sums.copy_(torch.tensor([float(x) for x in state["sums"]], dtype=torch.float64))
+            self.sums.copy_(torch.tensor([float(x) for x in state["sums"]], dtype=torch.float64))
 
 
 def real_tokens(inputs: dict[str, Tensor]) -> Tensor:
@@ -448,5 +442,5 @@ def kept_of(outputs: Any, layers: int, device: torch.device) -> Tensor:
 
 def fractions(kept: list[float], tokens: float) -> list[float | None] | None:
     """Kept fractions of the layers, None for those that do not select, and None if none does."""
-    found = [None if x != x else x / tokens for x in kept]
-    return found if any(x is not None for x in found) else None
+    shares = [None if x != x else x / tokens for x in kept]
+    return shares if any(share is not None for share in shares) else None

@@ -12,9 +12,9 @@ import pytest
 
 from lab.__main__ import main as lab
 from lab.runs import RUNS, find_run
+from selattn.cli._settings import fields
 from selattn.cli.main import main
 from selattn.training import presets
-from selattn.training.overrides import fields
 
 RUN = "lab.runs:parity-small-selective"  # it needs no text
 COPY = "lab.runs:copy-standard"
@@ -33,9 +33,9 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert "kept by layer" in err
     assert json.loads(Path("runs/parity-small-selective/run.json").read_text())["data"]["bits"] == 4
     assert main(["train", RUN, *TINY]) == 2
-    assert "go on with --resume, or begin anew with --overwrite" in capsys.readouterr().err
+    assert "continue it with --resume, or start over with --overwrite" in capsys.readouterr().err
     assert main(["train", RUN, "--resume", *TINY]) == 0
-    assert "going on" not in capsys.readouterr().err  # it has ended
+    assert "resuming" not in capsys.readouterr().err  # it has ended
     assert main(["info", "runs/parity-small-selective"]) == 0
 
 
@@ -55,7 +55,7 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
         ([COPY, "--set", "seed=-1"], "run.seed must be at least 0, not -1"),
         (
             [COPY, "--resume", "--overwrite"],
-            "--resume goes on and --overwrite begins anew: give one of them",
+            "--resume continues a run and --overwrite starts over: give one of them",
         ),
         ([COPY, "batch.micro=3"], "batch.size 2048 cannot be shared out"),
         ([COPY, "machine.shard=fsdp"], "machine.shard=fsdp needs several GPUs"),
@@ -162,12 +162,12 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     (seal,) = (tmp_path / "runs/parity-small-selective").glob("checkpoint-*/whole.json")
     step = int(seal.parent.name.removeprefix("checkpoint-"))
     again = subprocess.Popen([*command, "--resume"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    assert again.stderr.readline() == f"going on from step {step:,} of 100,000\n"
+    assert again.stderr.readline() == f"resuming from step {step:,} of 100,000\n"
     assert again.stderr.readline().startswith("step ")
     monkeypatch.chdir(tmp_path)
     code, second = main(command[3:]), capsys.readouterr().err
     again.send_signal(signal.SIGINT)
-    assert "going on" not in again.communicate(timeout=120)[1]
+    assert "resuming" not in again.communicate(timeout=120)[1]
     assert again.returncode == 130
     assert code == 2
     assert second.startswith("selattn: error: another process is training in runs/parity-small-selective")

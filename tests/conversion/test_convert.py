@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from selattn.cli.main import main
 from selattn.conversion import ConversionRun, conversion_run, convert
 from selattn.conversion.config import Conversion
-from selattn.conversion.student import make_student
+from selattn.conversion.trainer import make_student
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.text import Text

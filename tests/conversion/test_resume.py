@@ -14,7 +14,7 @@ from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models.loading import load
 from selattn.pruning import Until
-from selattn.training import checkpoints, folder
+from selattn.training import folder
 from selattn.utils.progress import Progress
 from tests.conversion.killed import resumed
 from tests.conversion.tiny import CONTEXT, SHORT, go, llama_folder, text_of
@@ -120,7 +120,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(world, tmp_path, monkeypa
         with pytest.raises(SelattnError, match="No space left on device; the checkpoint of step 3 is whole") as error:
             go(world, tmp_path / "run")
     assert "\n" not in str(error.value)
-    assert list(checkpoints.checkpoints(tmp_path / "run")) == [3]
+    assert list(folder.checkpoints(tmp_path / "run")) == [3]
     go(world, tmp_path / "run", resume=True)
     same_run(world / "whole", tmp_path / "run")
 
@@ -136,6 +136,6 @@ def test_the_command(world, tmp_path, capsys):
     for words in ("the original", "untrained, at full strength", "after", "kept by layer"):
         assert words in out
     assert main(command) == 2
-    assert "go on with --resume, or begin anew with --overwrite" in capsys.readouterr().err
+    assert "continue it with --resume, or start over with --overwrite" in capsys.readouterr().err
     assert main([*command, "--resume"]) == 0
     assert capsys.readouterr().out == out

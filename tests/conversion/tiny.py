@@ -5,11 +5,11 @@ import functools
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from selattn.cli._settings import parsed
 from selattn.conversion import conversion_run, convert
 from selattn.data import Tokenizer
 from selattn.data.tokenizer import from_sentencepiece
 from selattn.training.config import TextData
-from selattn.training.overrides import parsed
 from tests.evaluation.folders import pieces, text_file
 
 CONTEXT = 24

@@ -11,7 +11,8 @@ from selattn.evaluation import Team, log_perplexity, make_batches, tradeoff
 from selattn.evaluation.text import Text
 from selattn.evaluation.tradeoff import AtLoss, Curve, Point, Reached, SearchPath, at_losses, halves, nearest, size_at
 from selattn.models.loading import load
-from selattn.pruning.folder import SearchSettings, Step, begin
+from selattn.pruning.folder import SearchSettings, begin
+from selattn.pruning.search import Step
 from selattn.utils.progress import Progress
 from tests.evaluation.folders import model_folder
 from tests.pruning.cases import model, rows

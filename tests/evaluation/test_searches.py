@@ -6,7 +6,8 @@ from dataclasses import asdict
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.pruning.folder import PATH, Step, Work, read_path
+from selattn.pruning.folder import PATH, read_path
+from selattn.pruning.search import Step, Work
 
 STEP = Step(0, None, (8, 8), 2.5, 1.0, {}, Work(2.0, 0.0))
 

@@ -18,8 +18,8 @@ from selattn.cli.main import BAD_INPUT
 from selattn.errors import SelattnError
 from selattn.training import train
 from selattn.training.config import Optimizer, Schedule
-from selattn.training.folder import Claim
-from selattn.utils.files import LOCK
+from selattn.training.folder import lock_of
+from selattn.utils.files import LOCK, Lock
 from selattn.utils.records import read_body
 from tests.lab.tiny import TINY, only, tiny_run
 from tools.records import RecordedStore, adopt, check_positions
@@ -168,7 +168,7 @@ def test_a_training_that_was_begun_gives_way_unless_it_is_running(run_folder, tm
     begun = store.place(need.key)
     shutil.copytree(run_folder, begun, ignore=shutil.ignore_patterns("model"))
     before = sorted(begun.rglob("*"))
-    with contextlib.closing(Claim(begun)) as claim:
+    with contextlib.closing(lock_of(begun)) as claim:
         claim.take()
         assert adopt(store, run_folder) == {run_folder: "is being trained"}
         assert [path for path in sorted(begun.rglob("*")) if path.name != LOCK] == before
@@ -188,7 +188,7 @@ def test_a_training_that_ends_before_it_is_removed_stays(run_folder, tmp_path, m
         shutil.copytree(run_folder / "model", begun / "model")
         return True
 
-    monkeypatch.setattr(Claim, "take_if_free", ends)
+    monkeypatch.setattr(Lock, "take_if_free", ends)
     assert adopt(store, run_folder) == {run_folder: "is there already"}
     assert list(begun.glob("checkpoint-*"))
 

@@ -8,10 +8,10 @@ import pytest
 from lab.engine.experiment import Need
 from lab.engine.store import DIVERGED, Store
 from lab.runs import find_run
+from selattn.cli._settings import override
 from selattn.errors import SelattnError
 from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule, TextData
-from selattn.training.identity import training_key
-from selattn.training.overrides import override
+from selattn.training.record import training_key
 from tests.lab.tiny import tiny_run
 
 

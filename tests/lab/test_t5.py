@@ -8,10 +8,10 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from lab.runs import find_run
 from lab.t5 import SpanData, T5Run, t5_config
+from selattn.cli._settings import override
 from selattn.errors import SelattnError
 from selattn.training import train
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, Schedule, Start
-from selattn.training.overrides import override
 from tests.evaluation.folders import text_file
 from tests.training.tiny import log, same_run
 

@@ -67,9 +67,9 @@ def test_progress_is_shown_while_text_is_tokenized(tmp_path, monkeypatch, leads)
     )
     monkeypatch.setattr(Team, "leads", leads)
     made = Job(
-        str(tmp_path / "model"), tmp_path / "out", text, ROWS, Until(factor=1.1), Procedure(CONTEXT, 4), report=other
+        load(tmp_path / "model"), tmp_path / "out", text, ROWS, Until(factor=1.1), Procedure(CONTEXT, 4), report=other
     )
     monkeypatch.setattr(job, "claimed", None)  # the texts have been read by then
     with pytest.raises(TypeError):
-        job.carry_out(dataclasses.replace(made, report_rows=5), Team(), Progress())
+        job._carry_out(dataclasses.replace(made, report_rows=5), Team(), Progress())
     assert asked == [leads, leads]

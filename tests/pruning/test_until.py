@@ -2,8 +2,9 @@
 
 import pytest
 
+from selattn.cli._settings import parse_until
 from selattn.errors import SelattnError
-from selattn.pruning import Until, parse_until
+from selattn.pruning import Until
 
 
 @pytest.mark.parametrize(

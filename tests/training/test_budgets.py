@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.tasks import VariableAssignment
+from selattn.cli._settings import override
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
@@ -17,7 +18,6 @@ from selattn.training import train
 from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule, Shrink, Start
 from selattn.training.datasets import prepare
 from selattn.training.model import Course, model_config
-from selattn.training.overrides import override
 from tests.interrupted import Interrupt
 from tests.training.tiny import MODEL, log, same_run, tiny, weights
 

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.training import checkpoints, folder, train
+from selattn.training import folder, train
 from selattn.utils.progress import Progress
 from tests.interrupted import Interrupt
 from tests.training.tiny import log, same_run, tiny
@@ -59,9 +59,9 @@ def contents(path):
 def test_it_says_once_where_it_goes_on(run, whole):
     said = Said()
     train(tiny(), run, resume=True, progress=said)
-    assert said.lines == ["going on from step 10 of 12"]
+    assert said.lines == ["resuming from step 10 of 12"]
     same_run(whole, run)
-    train(tiny(), run, resume=True, progress=said)  # which has ended: nothing goes on
+    train(tiny(), run, resume=True, progress=said)  # which has ended: nothing is resumed
     assert len(said.lines) == 1
 
 
@@ -81,19 +81,19 @@ def test_a_bit_that_flipped_is_noticed(run, name):
         file = run / "checkpoint-10" / name
         before = file.read_bytes()
         flip(file, at)
-        assert checkpoints.choose(run).step == 8
-        assert checkpoints.choose(run).left_out[0][1] == f"{name} has changed since it was written"
+        assert folder.choose(run).step == 8
+        assert folder.choose(run).skipped[0][1] == f"{name} has changed since it was written"
         file.write_bytes(before)
-    assert checkpoints.choose(run) == checkpoints.Choice(10)
+    assert folder.choose(run) == folder.Plan(True, 10)
 
 
-def test_a_damaged_checkpoint_is_left_out_and_named(run, whole):
+def test_a_damaged_checkpoint_is_skipped_and_named(run, whole):
     flip(run / "checkpoint-10" / "optimizer.pt")
     said = Said()
     train(tiny(), run, resume=True, progress=said)
     assert said.lines == [
-        "checkpoint-10: optimizer.pt has changed since it was written; it is left out",
-        "going on from step 8 of 12",
+        "checkpoint-10 is skipped: optimizer.pt has changed since it was written",
+        "resuming from step 8 of 12",
     ]
     same_run(whole, run)
 
@@ -118,17 +118,17 @@ def test_where_all_are_damaged_nothing_is_begun_anew(run):
     "damage", ["{", "[]", '{"files": 3}', '{"files": {"a": 1}}', '{"files": {"a": 1}, "checksums": 3}', ""]
 )
 def test_a_damaged_seal_is_no_seal(run, damage):
-    (run / "checkpoint-10" / checkpoints.WHOLE).write_text(damage)
-    assert not checkpoints.is_whole(run / "checkpoint-10")
-    choice = checkpoints.choose(run)
-    assert (choice.step, choice.left_out[0][1]) == (8, "whole.json is damaged")
+    (run / "checkpoint-10" / folder.WHOLE).write_text(damage)
+    assert folder.newest(run) == 8
+    plan = folder.choose(run)
+    assert (plan.step, plan.skipped[0][1]) == (8, "whole.json is damaged")
 
 
 @pytest.mark.parametrize("damage", [b"{", b"", b"[1]", b"\xff\xfe", b'"text"'])
 def test_a_damaged_configuration_is_one_line(run, damage):
     (run / folder.CONFIG).write_bytes(damage)
     before = contents(run)
-    with pytest.raises(SelattnError, match=r"run.json is damaged: put it back from a copy, or .*--overwrite") as error:
+    with pytest.raises(SelattnError, match=r"run.json is damaged, .*: put it back .*--overwrite") as error:
         train(tiny(), run, resume=True)
     assert "\n" not in str(error.value)
     assert contents(run) == before
@@ -166,7 +166,7 @@ def test_a_damaged_record_of_a_run_that_has_ended(whole, tmp_path, damage):
     path = tmp_path / "run"
     shutil.copytree(whole, path)
     (path / folder.MODEL / folder.RECORD).write_text(damage)
-    with pytest.raises(SelattnError, match=r"training_record.json is damaged: delete .*model and go on with --resume"):
+    with pytest.raises(SelattnError, match=r"training_record.json is damaged: delete .*model and .* --resume"):
         train(tiny(), path, resume=True)
     shutil.rmtree(path / folder.MODEL)
     train(tiny(), path, resume=True)
@@ -174,7 +174,7 @@ def test_a_damaged_record_of_a_run_that_has_ended(whole, tmp_path, damage):
 
 
 def test_a_seal_names_every_file_with_its_size_and_checksum(stopped):
-    sealed = json.loads((stopped / "checkpoint-10" / checkpoints.WHOLE).read_text())
-    files = {path.name for path in (stopped / "checkpoint-10").iterdir()} - {checkpoints.WHOLE}
+    sealed = json.loads((stopped / "checkpoint-10" / folder.WHOLE).read_text())
+    files = {path.name for path in (stopped / "checkpoint-10").iterdir()} - {folder.WHOLE}
     assert sealed["files"].keys() == sealed["checksums"].keys() == files
     assert all(re.fullmatch("[0-9a-f]{32}", checksum) for checksum in sealed["checksums"].values())

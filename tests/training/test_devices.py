@@ -1,4 +1,4 @@
-"""Two devices are one device with the same global batch: data, losses, memory term, checkpoints."""
+"""Two devices are one device with the same global batch: data, losses, memory term, folder."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
-from selattn.training import checkpoints, train
+from selattn.training import folder, train
 from selattn.training.config import Batching, Machine
 from selattn.training.datasets import Share, StepBatches
 from tests.training.tiny import log, tiny, weights
@@ -99,7 +99,7 @@ def test_one_process_goes_on_where_two_have_stopped(one, two, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(two, path)
     shutil.rmtree(path / "model")
-    checkpoints.delete(path / "checkpoint-12")
+    folder.delete(path / "checkpoint-12")
     train(run(), path, resume=True)
     close(one, path)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from selattn.errors import SelattnError
-from selattn.training import checkpoints, train
+from selattn.training import folder, train
 from tests.training.killed import FORK, limited
 from tests.training.tiny import same_run, tiny
 
@@ -30,7 +30,7 @@ def test_a_full_disk_is_one_line_and_the_run_can_go_on(tmp_path, monkeypatch):
         with pytest.raises(SelattnError, match="No space left on device; the checkpoint of step 4 is whole") as error:
             train(tiny(), tmp_path / "run")
     assert "\n" not in str(error.value)
-    assert list(checkpoints.checkpoints(tmp_path / "run")) == [4]
+    assert list(folder.checkpoints(tmp_path / "run")) == [4]
     train(tiny(), tmp_path / "run", resume=True)
     train(tiny(), tmp_path / "whole")
     same_run(tmp_path / "run", tmp_path / "whole")
@@ -49,5 +49,5 @@ def test_a_file_that_the_system_refuses_to_write(tmp_path, limit):
     assert re.match(rf"cannot write (to )?{tmp_path / 'run'}(/run\.json)?: ", message)
     assert "File too large" in message or "the disk is full" in message
     assert "\n" not in message
-    assert list(checkpoints.checkpoints(tmp_path / "run")) == []
+    assert list(folder.checkpoints(tmp_path / "run")) == []
     assert not (tmp_path / "run" / "model").exists()

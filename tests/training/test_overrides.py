@@ -6,10 +6,10 @@ import pytest
 
 from lab.runs import find_run
 from lab.tasks import VariableAssignment
+from selattn.cli._settings import descriptions, fields, override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.training.model import model_config
-from selattn.training.overrides import descriptions, fields, override
 from tests.training.tiny import tiny
 
 
@@ -149,7 +149,7 @@ def test_every_field_can_be_set_to_what_it_is():
 
 
 def test_a_target_needs_a_task():
-    with pytest.raises(SelattnError, match="text has none"):
+    with pytest.raises(SelattnError, match="only a task has"):
         override(find_run("text-small-standard"), ["evaluation.target=0.9"])
 
 

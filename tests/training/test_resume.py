@@ -9,7 +9,7 @@ import time
 import pytest
 
 from selattn.errors import SelattnError
-from selattn.training import checkpoints, folder, train
+from selattn.training import folder, train
 from selattn.training.trainer import SelectiveTrainer
 from tests.interrupted import Interrupt
 from tests.training.killed import FORK, go
@@ -18,7 +18,7 @@ from tests.training.tiny import log, same_run, tiny
 
 def begun(path):
     """A folder in which the tiny run has begun, and the claim on it."""
-    claim = folder.Claim(path)
+    claim = folder.lock_of(path)
     folder.begin(path, tiny().to_dict(), folder.Plan(), claim)
     return claim
 
@@ -49,7 +49,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resuming_ends_in_the_same_place(uninterr
     path = tmp_path / "run"
     finished = train(tiny(), path, progress=Interrupt(at + 1))
     assert finished.interrupted
-    assert finished.step == checkpoints.newest(path) == at
+    assert finished.step == folder.newest(path) == at
     assert not folder.finished(path)
     assert not train(tiny(), path, resume=True).interrupted
     same_run(uninterrupted, path)
@@ -81,15 +81,15 @@ def test_what_was_logged_after_the_checkpoint_is_cut_off(uninterrupted, tmp_path
 def test_a_half_written_checkpoint_is_never_loaded(uninterrupted, tmp_path, damage):
     path = tmp_path / "run"
     train(tiny(), path, progress=Interrupt(11))
-    assert checkpoints.newest(path) == 10
+    assert folder.newest(path) == 10
     half = path / "checkpoint-10"
     if damage == "no seal":
-        (half / checkpoints.WHOLE).unlink()
+        (half / folder.WHOLE).unlink()
     elif damage == "cut short":
         os.truncate(half / "model.safetensors", 100)
     else:
         (half / "optimizer.pt").unlink()
-    assert checkpoints.newest(path) == 8
+    assert folder.newest(path) == 8
     train(tiny(), path, resume=True)
     same_run(uninterrupted, path)
 
@@ -98,20 +98,20 @@ def test_the_first_thing_to_go_of_a_checkpoint_is_its_seal(tmp_path, monkeypatch
     checkpoint = tmp_path / "checkpoint-1"
     checkpoint.mkdir()
     (checkpoint / "a").write_text("a")
-    checkpoints.seal(checkpoint)
-    assert checkpoints.is_whole(checkpoint)
+    folder.seal(checkpoint)
+    assert folder.is_whole(checkpoint)
 
     def killed(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints.shutil, "rmtree", killed)
+    monkeypatch.setattr(folder.shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        checkpoints.delete(checkpoint)
-    assert not checkpoints.is_whole(checkpoint)
+        folder.delete(checkpoint)
+    assert not folder.is_whole(checkpoint)
 
 
 def test_old_checkpoints_go(uninterrupted):
-    assert list(checkpoints.checkpoints(uninterrupted)) == [8, 12]
+    assert list(folder.checkpoints(uninterrupted)) == [8, 12]
 
 
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(uninterrupted, tmp_path):
@@ -138,7 +138,7 @@ def test_resuming_a_run_that_has_ended_changes_nothing(uninterrupted):
 
 
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(uninterrupted):
-    with pytest.raises(SelattnError, match="go on with --resume, or begin anew with --overwrite"):
+    with pytest.raises(SelattnError, match="continue it with --resume, or start over with --overwrite"):
         train(tiny(), uninterrupted)
 
 
@@ -158,7 +158,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path, how):
 def test_two_processes_that_begin_at_once_do_not_overwrite_each_other(tmp_path):
     """The second one looked when there was no folder yet, and comes when the first has ended."""
     path = tmp_path / "run"
-    plan, claim = folder.check(path, {}, {}, resume=True, overwrite=False), folder.Claim(path)
+    plan, claim = folder.check(path, {}, {}, resume=True, overwrite=False), folder.lock_of(path)
     train(tiny(), path)
     with pytest.raises(SelattnError, match="another process has begun a run in"):
         folder.begin(path, {}, plan, claim)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import tracemalloc
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from lab.runs import GROUPS, RUNS, find_run
 from lab.scales import PAPER
 from lab.t5 import SpanData
 from lab.tasks import Copy, Parity, VariableAssignment
+from selattn.cli._settings import override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
-from selattn.training import train
+from selattn.models.summary import parameters_by_part
+from selattn.models.weights import skeleton
+from selattn.training import model, train
 from selattn.training.config import Machine, TextData
 from selattn.training.datasets import Data
 from selattn.training.model import model_config
@@ -168,3 +172,35 @@ def test_an_unknown_run_gets_the_nearest():
         find_run("c4-d12-selectiv")
     with pytest.raises(SelattnError, match="see 'python -m lab train --list'"):
         find_run("qqqqq")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        f"batch.size={10**9}",
+        f"evaluation.rows={10**9} evaluation.batch={10**9}",
+        f"model.hidden_size={10**9}",
+        "model.num_hidden_layers=100000 model.hidden_size=100000",
+        f"data.bits={10**12}",
+    ],
+)
+def test_a_run_beyond_all_memory_takes_none(tmp_path, settings):
+    run = override(find_run("parity-small-selective"), settings.split())
+    tracemalloc.start()
+    try:
+        with pytest.raises(SelattnError, match=r"this run needs at least .* are free: make the model, batch.micro"):
+            train(run, tmp_path / "run")
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["c4-d12-memory", "zoo-memory", "text-small-selective", "copy-standard"])
+def test_what_is_counted_is_needed(name, monkeypatch):
+    """No more weights than the model has, and not far fewer."""
+    run, counted = find_run(name), []
+    monkeypatch.setattr(model, "check_memory", lambda run, weights, vocabulary: counted.append(weights))
+    run.maker().check(run)
+    exact = sum(parameters_by_part(skeleton(model_config(run))).values())
+    assert exact / 2 < counted[0] <= exact

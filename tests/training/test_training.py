@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from selattn.data import read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
-from selattn.training import checkpoints, folder, train
+from selattn.training import folder, train
 from selattn.training.config import Batching, Evaluation, Machine, Optimizer, Schedule, Start, TextData
 from selattn.training.datasets import prepare
 from tests.training.tiny import MODEL, log, same_run, tiny, weights
@@ -172,7 +172,7 @@ def test_the_target_ends_the_run(tmp_path):
     finished = train(run, tmp_path / "run")
     assert finished.evaluation["validation"].accuracy > 0
     assert finished.step < 60
-    assert checkpoints.newest(tmp_path / "run") == finished.step
+    assert folder.newest(tmp_path / "run") == finished.step
     folder.shutil.rmtree(tmp_path / "run" / "model")
     assert train(run, tmp_path / "run", resume=True).step == finished.step
 

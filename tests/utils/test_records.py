@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from selattn.training.identity import training_key
+from selattn.training.record import training_key
 from selattn.utils import records
 
 PACKAGE = Path(records.__file__).parents[1]

@@ -98,7 +98,7 @@ def _trainings(first: MeanF, second: MeanF) -> str:
 
 def _unlike(first: MeanF, second: MeanF) -> list[str] | None:
     """The settings, but for the seed, in which two trainings differ; None where one has no record."""
-    from selattn.training.identity import deciding_settings
+    from selattn.training.record import deciding_settings
 
     if first.run is None or second.run is None:
         return None
