@@ -262,9 +262,7 @@ def _search(
 ) -> Pruned:
     """Budgets for the converted model, found by `selattn prune` on other rows than those that are compared on."""
     context = run.data.context
-    team.by_one(
-        lambda: _put(folder, None, SELECTIVE)
-    )  # else an earlier search could not resume
+    team.by_one(lambda: _put(folder, None, SELECTIVE))  # else an earlier search could not resume
     return prune(
         str(folder / run_folder.MODEL),
         _text(run),
