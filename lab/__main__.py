@@ -32,6 +32,7 @@ from selattn.cli._options import Parser
 from selattn.cli.main import INTERRUPTED, guarded
 from selattn.errors import SelattnError
 from selattn.utils.distributed import leads
+from selattn.utils.progress import Shown
 
 T = TypeVar("T")
 
@@ -115,7 +116,7 @@ def _named(text: str) -> tuple[str, str]:
 
 def carry_out(args: argparse.Namespace, **more: Any) -> int:
     """Train, measure, and show the tables; `more` is given to `reproduce`, too."""
-    from lab.engine.progress import Overview, ShownOverview
+    from lab.engine.progress import Overview
     from lab.engine.records import verdict
     from lab.engine.run import reproduce
     from lab.engine.tables import table_of
@@ -126,7 +127,7 @@ def carry_out(args: argparse.Namespace, **more: Any) -> int:
     if twice is not None:
         raise SelattnError(f"{twice} is named twice: give each experiment once")
     console = Console(highlight=False)
-    given = {"store": args.store, "overview": ShownOverview() if leads() else Overview(), **more}
+    given = {"store": args.store, "overview": Overview(Shown(keep=True) if leads() else None), **more}
     done = reproduce(
         ["all"] if args.all else args.names,
         args.scale,
@@ -180,7 +181,7 @@ def _list(argv: Sequence[str]) -> int:
 
 def _again(argv: Sequence[str]) -> int:
     """Run a record again, and say what differs."""
-    from lab.engine.progress import ShownOverview
+    from lab.engine.progress import Overview
     from lab.engine.run import again
 
     parser = Parser(prog="python -m lab again", description="Run a record again, and compare its numbers.")
@@ -192,7 +193,8 @@ def _again(argv: Sequence[str]) -> int:
     parser.add_argument("--data-dir", type=_options.path, metavar="FOLDER", help="questions of the downstream tasks")
     args = parser.parse_args(argv)
     console = Console(highlight=False)
-    done = again(args.record, source=args.source, store=args.store, questions=args.data_dir, overview=ShownOverview())
+    overview = Overview(Shown(keep=True))
+    done = again(args.record, source=args.source, store=args.store, questions=args.data_dir, overview=overview)
     if done is None:
         console.print("stopped; nothing was kept" if args.store is None else "stopped; the same command resumes")
         return INTERRUPTED

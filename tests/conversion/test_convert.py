@@ -86,12 +86,6 @@ def read_first(world):
     return make_student(run).state_dict()
 
 
-def test_the_first_bias_follows_the_context(world):
-    assert read_first(world)["model.layers.0.self_attn.selecting_form.bias"].tolist() == pytest.approx(
-        [2.5 / CONTEXT] * 2
-    )
-
-
 def test_the_table_is_what_the_models_have(world):
     record = json.loads((world / "whole" / "conversion.json").read_text())
     original = load(world / "llama")
@@ -101,13 +95,6 @@ def test_the_table_is_what_the_models_have(world):
     assert record["losses"]["untrained"] != record["losses"]["after"]
     assert record["tokens"] > 0
     assert "control" not in record["losses"]
-
-
-def test_rows_are_counted_before_the_training(world, tmp_path):
-    """Of 20 rows none would be left to compare on."""
-    with pytest.raises(SelattnError, match="ask for fewer, give more text"):
-        go(world, tmp_path / "run", prune=Until(factor=1.5), search_rows=100)
-    assert not (tmp_path / "run").exists()
 
 
 def test_rows_that_a_search_of_longer_documents_could_have_seen_are_not_asked_for(world, tmp_path):
@@ -212,42 +199,6 @@ def test_packed_rows_and_bf16(world, tmp_path):
     kl = [line["kl_loss"] for line in lines(found.folder) if "loss" in line]
     assert all(0 <= value < 1 for value in kl)
     assert kl[0] < 0.01  # at first the student is the teacher, rounding and all
-
-
-@pytest.mark.slow
-def test_micro_batches_change_nothing(world, tmp_path):
-    """Of what is learned, beyond rounding; the losses in the log are those of whole steps."""
-    go(world, tmp_path / "run", "batch.micro=4")
-    ours, theirs = read(tmp_path / "run"), read(world / "whole")
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=2e-4)
-    for one, other in zip(lines(tmp_path / "run"), lines(world / "whole"), strict=True):
-        if "loss" in one:
-            assert one["kl_loss"] == pytest.approx(other["kl_loss"], rel=1e-2, abs=1e-5)
-
-
-def test_what_is_selective_already(world, tmp_path):
-    with pytest.raises(SelattnError, match="is selective already"):
-        convert(world / "whole", text_of(world), tmp_path / "run")
-    model_folder(tmp_path / "ours")
-    with pytest.raises(SelattnError, match="is selective already"):
-        convert(tmp_path / "ours", text_of(world), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_teacher_of_another_vocabulary(world, tmp_path):
-    llama_folder(tmp_path / "teacher", size=290)
-    with pytest.raises(SelattnError, match=r"the teacher .* has another vocabulary \(290 tokens\)"):
-        go(world, tmp_path / "run", f"conversion.teacher={tmp_path / 'teacher'}")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_text_shorter_than_a_context(world, tmp_path):
-    (tmp_path / "short.txt").write_text("the cat\n\nsat\n\non a mat\n\nand saw\n")
-    data = TextData(source=str(tmp_path / "short.txt"), validation=0.5, context=CONTEXT)
-    with pytest.raises(SelattnError, match="smaller than one context"):
-        convert(world / "llama", data, tmp_path / "run", settings=settings_of())
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,10 @@
 """A conversion that is interrupted and resumed, in whatever way, ends with the model of one that was not."""
 
-import errno
-import os
 import random
 import shutil
 import time
-from pathlib import Path
 
 import pytest
-import torch
 
 from selattn.cli.main import main
 from selattn.errors import SelattnError
@@ -103,26 +99,6 @@ def test_another_original_is_not_resumed_with(world, tmp_path):
     llama_folder(tmp_path / "llama", seed=3)
     with pytest.raises(SelattnError, match=r"has another run in it: conversion\.original is"):
         go(tmp_path, "run", resume=True)
-
-
-def test_a_full_disk_is_one_line_and_the_run_can_go_on(world, tmp_path, monkeypatch):
-    save, calls = torch.save, []
-
-    def full(*args, **kwargs):
-        calls.append(args)
-        if len(calls) == 6:
-            Path(args[1]).write_bytes(b"half")
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(args[1]))
-        save(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "save", full)
-        with pytest.raises(SelattnError, match="No space left on device; the checkpoint of step 3 is whole") as error:
-            go(world, tmp_path / "run")
-    assert "\n" not in str(error.value)
-    assert list(folder.checkpoints(tmp_path / "run")) == [3]
-    go(world, tmp_path / "run", resume=True)
-    same_run(world / "whole", tmp_path / "run")
 
 
 def test_the_command(world, tmp_path, capsys):

@@ -96,12 +96,6 @@ def test_stores_from_before_are_found_unless_they_held_copies(source, tokenizer,
             assert store_for(text, tokenizer, split).path != path
 
 
-def test_a_name_that_a_file_can_have_can_be_stored(tmp_path, tokenizer, topics):
-    path = tmp_path / f"{'n' * 250}.txt"
-    path.write_text("\n".join(topics))
-    assert len(store_for(path, tokenizer)) > 0
-
-
 @pytest.mark.parametrize("damage", [b"", b"no model"])
 def test_a_damaged_tokenizer_of_the_cache_says_what_to_do(source, damage):
     made = tokenizer_for(source, 400)

@@ -1,7 +1,6 @@
 """The text that every Python has."""
 
 import sys
-from itertools import islice
 
 import pytest
 
@@ -13,13 +12,6 @@ def everything():
     before = set(sys.modules)
     found = list(embedded_documents())
     return found, set(sys.modules) - before
-
-
-def test_it_is_a_few_megabytes_of_text(everything):
-    found, _ = everything
-    assert len(found) > 300
-    assert 1e6 < sum(len(text.encode()) for text in found) < 1e7
-    assert all(text.strip() == text for text in found[:50])
 
 
 def test_it_has_the_reference_and_the_library(everything):
@@ -34,8 +26,3 @@ def test_it_has_the_reference_and_the_library(everything):
 def test_nothing_is_imported_to_read_it(everything):
     _, imported = everything
     assert imported <= {"pydoc_data", "pydoc_data.topics"}
-
-
-def test_the_order_is_fixed(everything):
-    found, _ = everything
-    assert list(islice(embedded_documents(), 120)) == found[:120]

@@ -69,13 +69,6 @@ def test_a_stream_is_read_no_further_than_asked(hub):
     assert list(documents("c4", reading=Reading(limit=2))) == ["one", "two"]
 
 
-def test_another_column(hub):
-    hub.rows = [{"content": "one"}]
-    assert list(documents("c4", reading=Reading(column="content"))) == ["one"]
-    with pytest.raises(SelattnError, match="allenai/c4: no column 'text'; there are 'content'"):
-        list(documents("c4"))
-
-
 @pytest.mark.parametrize(
     "rows",
     [

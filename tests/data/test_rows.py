@@ -2,13 +2,11 @@
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.tasks import Parity
 from selattn.data import DocumentRows, PackedRows, Shuffled, build_store, check_vocabulary
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
@@ -129,23 +127,6 @@ def test_a_shuffled_epoch_has_every_row_once(make, texts, seed, size):
     assert (order.vocab_size, order.context) == (rows.vocab_size, rows.context)
 
 
-def test_every_epoch_has_another_order(make):
-    rows = DocumentRows(make([f"{i:03}" for i in range(60)]), 4)
-    ids = np.stack([row["input_ids"].numpy() for row in Shuffled(rows, 7, 180)]).reshape(3, -1)
-    assert len(np.unique(ids, axis=0)) == 3
-    assert len(Shuffled(rows, 7)) == 60
-
-
-@pytest.mark.parametrize("layout", [DocumentRows, PackedRows])
-def test_outside_of_the_rows(make, layout):
-    rows = layout(make(["abc", "abcd", "abcde"]), 4)
-    assert torch.equal(rows[-1]["input_ids"], rows[len(rows) - 1]["input_ids"])
-    for dataset in (rows, Shuffled(rows, 0)):
-        for index in (len(rows), -len(rows) - 1):
-            with pytest.raises(IndexError):
-                dataset[index]
-
-
 @pytest.mark.parametrize(("tokens", "known", "fits"), [(500, 500, True), (500, 512, True), (500, 513, False)])
 @pytest.mark.parametrize("as_config", [SimpleNamespace, SelectiveConfig])
 def test_the_vocabulary_has_to_match_the_model(tokens, known, fits, as_config):
@@ -155,10 +136,3 @@ def test_the_vocabulary_has_to_match_the_model(tokens, known, fits, as_config):
     else:
         with pytest.raises(SelattnError, match="a vocabulary of 500 tokens and the model one of 513"):
             check_vocabulary(data, config)
-
-
-def test_a_model_with_too_few_tokens(make):
-    config = SelectiveConfig(vocab_size=100)
-    with pytest.raises(SelattnError, match="a vocabulary of 259 tokens and the model one of 100"):
-        check_vocabulary(Shuffled(PackedRows(make(["abc" * 9]), 4), 0), config)
-    check_vocabulary(Parity().dataset(0, 1), SelectiveConfig(vocab_size=3))

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 from pathlib import Path
 
 import numpy as np
@@ -114,16 +113,6 @@ def test_no_documents(tmp_path):
     assert left_in(tmp_path) == []
 
 
-def test_an_error_in_the_text_leaves_nothing(tmp_path):
-    def texts():
-        yield "one"
-        raise SelattnError("line 2: not JSON")
-
-    with pytest.raises(SelattnError, match="line 2"):
-        build_store(tmp_path / "store", texts(), BytesTokenizer())
-    assert left_in(tmp_path) == []
-
-
 @pytest.mark.parametrize("name", ["tokens.bin", "offsets.bin"])
 def test_a_shortened_or_missing_file_is_noticed(small, name):
     file = small.path / name
@@ -197,24 +186,3 @@ def test_a_small_store_that_is_found_is_read_whole(small, monkeypatch):
         build_store(small.path, [], BytesTokenizer(), "a test")
     monkeypatch.setattr(store, "_QUICK", 0)
     assert len(build_store(small.path, [], BytesTokenizer(), "a test")) == 3
-
-
-def test_outside_of_the_store(small):
-    for index in (3, -1):
-        with pytest.raises(IndexError):
-            small[index]
-
-
-def test_progress_is_shown_on_a_terminal_only(tmp_path, capsys, monkeypatch):
-    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "COLUMNS"):
-        monkeypatch.delenv(name, raising=False)
-    build_store(tmp_path / "a", ["one"], BytesTokenizer(), progress=True)
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which makes rich believe in one
-    monkeypatch.setenv("TERM", "xterm")
-    build_store(tmp_path / "b", ["one", "two"], BytesTokenizer(), progress=True)
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "tokenizing b 2 documents, 10 tokens" in re.sub(r"\x1b\[[\d;?]*\w", "", err)
-    build_store(tmp_path / "c", ["one"], BytesTokenizer())
-    assert capsys.readouterr() == ("", "")

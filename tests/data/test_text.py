@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.data import Reading, documents, sources
+from selattn.data import Reading, documents
 from selattn.data.sources import division, identity, is_validation, name_of
 from selattn.errors import SelattnError
 
@@ -66,14 +66,6 @@ def test_blanks_around_a_copy_do_not_hide_it(tmp_path):
         list(documents(path, "validation"))
 
 
-def test_parts_that_a_source_has_of_its_own_stay_as_they_are(tmp_path, monkeypatch):
-    for name in ("train", "valid"):
-        (tmp_path / f"{name}.txt").write_text("the same\n\nthe same")
-    assert list(documents(tmp_path, "validation")) == ["the same", "the same"]
-    monkeypatch.setattr(sources, "_load", lambda source, split: [{"text": "the same"}])
-    assert list(documents("c4", "validation")) == ["the same"]
-
-
 def test_no_text_of_a_corpus_is_kept(tmp_path):
     """What is remembered of the training documents is eight bytes each."""
     path = tmp_path / "text.jsonl"
@@ -100,10 +92,6 @@ def test_more_documents_do_not_move_the_earlier_ones(tmp_path, numbers):
     assert list(documents(numbers, "validation", reading))[: len(before)] == before
 
 
-def test_a_limit(numbers):
-    assert list(documents(numbers, "train", Reading(separator="line", limit=2))) == ["0", "1"]
-
-
 def test_a_folder_whose_files_are_splits(tmp_path):
     for name in ("train", "valid"):
         (tmp_path / f"{name}.txt").write_text(f"{name} one\n\n{name} two")
@@ -111,14 +99,6 @@ def test_a_folder_whose_files_are_splits(tmp_path):
     assert list(documents(tmp_path, "validation")) == ["valid one", "valid two"]
     with pytest.raises(SelattnError, match="has no files for the split 'test'; there are train, validation"):
         next(documents(tmp_path, "test"))
-
-
-def test_the_embedded_text_can_be_split():
-    first = list(documents("embedded", "train", Reading(limit=60)))
-    assert first == list(documents("embedded", "train", Reading(limit=60)))
-    held_out = set(documents("embedded", "validation", Reading(validation=0.5, limit=20)))
-    assert held_out
-    assert held_out.isdisjoint(documents("embedded", "train", Reading(validation=0.5, limit=20)))
 
 
 @pytest.mark.parametrize(

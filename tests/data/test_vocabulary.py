@@ -18,10 +18,6 @@ from selattn.data.vocabulary import train_vocabulary
 from selattn.errors import SelattnError
 
 
-def test_training_is_deterministic(topics):
-    assert train_vocabulary(topics[:4], 350) == train_vocabulary(iter(topics[:4]), 350)
-
-
 def test_the_pieces_are_those_of_a_training_in_this_process(topics):
     """Where it is trained must not matter: models that exist depend on the ids."""
     model = io.BytesIO()
@@ -84,15 +80,6 @@ def test_training_stops_after_enough_characters(topics):
         raise AssertionError("read further than asked")
 
     train_vocabulary(endless(), 350, characters=len(topics[0]) + 1)
-
-
-def test_an_error_in_the_text_is_not_the_end_of_it():
-    def broken():
-        yield "some text " * 100
-        raise SelattnError("line 2: not JSON")
-
-    with pytest.raises(SelattnError, match="line 2: not JSON"):
-        train_vocabulary(broken(), 270)
 
 
 def test_long_lines_are_not_left_out(topics):

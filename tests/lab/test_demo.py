@@ -143,20 +143,6 @@ def test_a_story_that_is_interrupted_says_so_in_one_line(capsys, monkeypatch):
         assert not Path("story.html").exists()
 
 
-def test_a_report_that_cannot_be_written_is_told_first(capsys, tmp_path):
-    assert lab(["demo", "--html", str(tmp_path)]) == 2
-    assert lab(["demo", "--example", "--html", "a.html"]) == 2
-    assert capsys.readouterr().err.count("\n") == 2
-
-
-def test_narrow_terminals_stack_the_matrices(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
-    assert lab(["demo", "--example"]) == 0
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 60
-    assert sum(line.startswith("x=?") for line in out.splitlines()) == 4
-
-
 def test_arrows_point_at_their_tokens():
     sentence, arrow = example.sentence([False] * 6, 7).plain, example.arrow(QUESTION, [X1, X3], 7)
     assert [sentence[i - 1 : i + 2] for i, c in enumerate(arrow) if c == "▲"] == ["x=1", "x=3"]
@@ -174,12 +160,3 @@ def test_piped_output_has_no_escape_codes():
     out = piped(PYTHONIOENCODING="utf-8").decode()
     assert "\x1b" not in out
     assert "▲──────╯" in out
-
-
-def test_colour_strikes_x1_through():
-    out = piped(PYTHONIOENCODING="utf-8", FORCE_COLOR="1", TERM="xterm-256color", COLORTERM="truecolor").decode()
-    assert re.search(r"\x1b\[9;31mx=1\x1b\[0m", out)
-
-
-def test_a_terminal_without_unicode_gets_no_traceback():
-    assert b"Selective attention" in piped(PYTHONIOENCODING="ascii")

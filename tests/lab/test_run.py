@@ -47,7 +47,7 @@ def test_an_experiment_end_to_end(tmp_path, capsys, monkeypatch):
 def test_ctrl_c_ends_with_a_checkpoint_and_the_same_command_resumes(tmp_path, capsys, monkeypatch):
     words = ["tiny", "--store", str(tmp_path / "store"), "--out", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr("lab.engine.progress.ShownOverview.display", lambda *args: Interrupt(4))
+        patch.setattr("lab.engine.progress.Overview.display", lambda *args: Interrupt(4))
         assert lab(words) == INTERRUPTED
     assert "the same command resumes" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
@@ -60,6 +60,7 @@ class Said(Overview):
     """Remembers what is said, and lets go of a lock once the process waits."""
 
     def __init__(self, lock):
+        super().__init__()
         self.said, self._lock = [], lock
 
     def say(self, text):

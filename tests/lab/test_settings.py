@@ -56,11 +56,6 @@ def test_what_an_experiment_varies_is_refused_by_its_name(setting, name):
         check(setting, "needle", name)
 
 
-def test_positions_are_not_set_where_rows_are_named_after_them():
-    with pytest.raises(SelattnError, match="masks, whose own trainings"):
-        check("model.positions=learned", "masks", scale=find_scale("laptop", positions=["rotary"]))
-
-
 @pytest.mark.parametrize("setting", ["schedule.steps=1500", "machine.precision=bf16", "model.attention_dropout=0.1"])
 def test_what_all_of_them_share_can_be_set(setting):
     check(setting, "efficiency", "needle", "masks", "context-size")

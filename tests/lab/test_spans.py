@@ -99,11 +99,6 @@ def test_sentinels_stand_behind_the_last_token(tmp_path):
     assert tokenizer.encode("the cat") == plain.encode("the cat")
 
 
-def test_too_many_spans_for_the_sentinels(store):
-    with pytest.raises(SelattnError, match="2 spans of noise and the tokenizer 1 sentinels"):
-        SpanSamples(TextRows(store, Spans(40).tokens), Spans(40), [9], 1, 0)
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"), [((512, 0.0), "share of noise"), ((512, 0.1, 0.5), "mean span"), ((2,), "no room")]
 )

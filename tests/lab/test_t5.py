@@ -6,9 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
-from lab.runs import find_run
 from lab.t5 import SpanData, T5Run, t5_config
-from selattn.cli._settings import override
 from selattn.errors import SelattnError
 from selattn.training import train
 from selattn.training.config import Batching, Checkpoints, Evaluation, Optimizer, Schedule, Start
@@ -66,13 +64,6 @@ def test_a_resumed_run_is_the_same_run(run, tmp_path):
     same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_a_standard_t5_says_nothing_of_what_is_kept(run, tmp_path):
-    run = dataclasses.replace(run, model=MODEL | {"attention": "standard"}, schedule=Schedule(steps=2, warmup=0))
-    found = train(run, tmp_path / "run")
-    assert found.evaluation["validation"].kept is None
-    assert found.evaluation["validation"].loss > 0
-
-
 def test_both_kinds_begin_with_the_same_weights_and_see_the_same_rows(run):
     kinds = [dataclasses.replace(run, model=MODEL | {"attention": kind}) for kind in ("standard", "selective")]
     made = []
@@ -82,14 +73,6 @@ def test_both_kinds_begin_with_the_same_weights_and_see_the_same_rows(run):
     assert all(made[0][name].equal(made[1][name]) for name in made[0])
     one, other = (each.maker().prepare(each, False).train for each in kinds)
     assert all(one[i][name].equal(other[i][name]) for i in range(5) for name in one[i])
-
-
-def test_fields_of_t5_can_be_set():
-    run = override(find_run("t5-tiny-selective"), ["model.d_ff=99", "data.noise=0.3", "model.memory_epsilon=0.1"])
-    assert (run.model["d_ff"], run.data.noise) == (99, 0.3)
-    assert t5_config(run, None).d_ff == 99
-    with pytest.raises(SelattnError, match=r"unknown field 'model\.hidden_size'"):
-        override(run, ["model.hidden_size=9"])
 
 
 @pytest.mark.parametrize(
@@ -105,12 +88,3 @@ def test_fields_of_t5_can_be_set():
 def test_what_makes_no_sense_is_told(run, wrong, why):
     with pytest.raises(SelattnError, match=why):
         t5_config(dataclasses.replace(run, **wrong), None)
-
-
-def test_settings_that_would_be_ignored():
-    with pytest.raises(SelattnError, match="belongs to AdamW"):
-        Optimizer(kind="adafactor", beta1=0.5)
-    with pytest.raises(SelattnError, match=r"set schedule\.warmup"):
-        Schedule(decay="inverse_sqrt", warmup=0)
-    with pytest.raises(SelattnError, match=r"data\.layout"):
-        SpanData(layout="documents")

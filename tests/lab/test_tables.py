@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from lab.engine.losses import Less, Variant, loss_table, paper_difference
-from lab.engine.records import Cell, Claim, Reproduction, UsedModel, differences, verdict
+from lab.engine.records import Cell, Claim, Reproduction, UsedModel, verdict
 from lab.engine.tables import seeds_of, table_of, what_was_run
 from lab.experiments.synthetic import task_run
 from lab.scales import LAPTOP
 from lab.tasks import Parity
-from selattn.utils.tables import Table
 
 CELLS = (
     Cell("d=3", "standard", (4.5, 4.7, 4.6), paper=2.68),
@@ -77,10 +76,6 @@ def test_a_difference_needs_three_seeds_and_a_small_standard_error(values, setti
     assert claim.exact or verdict(claim, "smoke").startswith("not tested (smoke)")
 
 
-def test_differences_are_seed_by_seed():
-    assert differences((3.0, None, 2.0), (1.0, 1.0, None)) == (2.0, None, None)
-
-
 @pytest.mark.parametrize(
     ("those", "said"),
     [
@@ -107,9 +102,3 @@ def test_the_papers_difference_is_that_of_the_size_or_the_mean():
     losses = {8: (2.96, 2.90), 12: (2.68, 2.64)}
     assert paper_difference(losses, 8) == pytest.approx(0.06)
     assert paper_difference(losses, 3) == pytest.approx(0.05)
-
-
-def test_what_looks_like_a_tag_is_shown():
-    assert Table(("", "<BOS> masked"), [("d=3 & more", "1")]).grid() == (
-        "|  | &lt;BOS> masked |\n| --- | --- |\n| d=3 & more | 1 |\n"
-    )

@@ -85,20 +85,6 @@ def test_accuracy_counts_whole_samples(task, seed, data):
     assert task.correct(logits, batch["labels"]).tolist() == [True, not spoilt, True, True]
 
 
-def test_no_two_seeds_share_a_sample():
-    """Training and validation are two seeds: that sample i of seed j is not sample j of seed i has to be shown."""
-    task = VariableAssignment(assignments=8)
-    rows = {tuple(sample["input_ids"].tolist()) for seed in range(30) for sample in task.dataset(seed, 30)}
-    assert len(rows) == 900
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_every_task_has_a_name(name):
-    task = make_task(name)
-    assert task == TASKS[name]()
-    assert task.name == name
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -117,14 +103,6 @@ def test_every_task_has_a_name(name):
 def test_bad_settings(make, message):
     with pytest.raises(SelattnError, match=message):
         make()
-
-
-def test_outside_of_the_dataset():
-    dataset = Parity(4).dataset(0, 3)
-    assert same(dataset[-1], dataset[2])
-    for index in (3, -4):
-        with pytest.raises(IndexError):
-            dataset[index]
 
 
 def test_a_task_is_shown(capsys):
@@ -179,15 +157,6 @@ def test_the_paper_s_assignment_is_the_default():
     assert (ten.variables, ten.values, ten.vocab_size) == (10, 10, 21)
 
 
-def test_out_of_distribution_has_two_values_and_the_same_ids():
-    task = VariableAssignment(assignments=16)
-    few = task.out_of_distribution()
-    assert few.tokens == task.tokens
-    assert few.context == task.context
-    ids = torch.stack([sample["input_ids"] for sample in few.dataset(0, 100)])
-    assert {task.tokens[i] for i in ids.unique().tolist()} == {"<BOS>", "Z=", "Y=", "X=", "0", "1"}
-
-
 def test_everything_is_uniform():
     """Variables, values and answers; the query too, since in 30 assignments all five variables occur, almost surely."""
     task, size = VariableAssignment(5, 20, 30), 4000
@@ -223,12 +192,6 @@ def test_the_copy_is_a_copy(task, seed):
         assert words[:real] == ["<BOS>", *source, "<SEP>", *source, "<EOS>"]
         with_loss = [i for i, label in enumerate(sample["labels"].tolist()) if label != -100]
         assert with_loss == list(range(length + 2, real))
-
-
-def test_the_paper_s_copy_is_the_default():
-    task = Copy()
-    assert (task.shortest, task.longest, task.context) == (1, 24, 3 + 2 * 24)
-    assert task.vocab_size == 4 + 26
 
 
 def test_lengths_and_symbols_are_uniform():

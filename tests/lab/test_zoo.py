@@ -14,7 +14,6 @@ from selattn.errors import SelattnError
 from selattn.models.loading import find_folder
 from selattn.training import RunConfig
 from selattn.training.config import Batching, Checkpoints, Evaluation, Schedule
-from selattn.utils.progress import Progress
 
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
 
@@ -76,18 +75,6 @@ def test_only_what_is_missing_is_made(small_zoo, monkeypatch):
     assert lab(["zoo", "two"]) == 0
     monkeypatch.setattr(zoo, "train", None)
     assert lab(["zoo", "two"]) == 0
-
-
-def test_the_zoo_stays_below_its_limit(small_zoo, monkeypatch, tmp_path):
-    monkeypatch.setattr(zoo, "LIMIT", 10_000)
-    with pytest.raises(SelattnError, match="the zoo would have"):
-        zoo.make_zoo(["one"], None, [], tmp_path / "runs", Progress())
-    assert not (tmp_path / "zoo" / "one").exists()
-
-
-def test_an_unknown_name_gets_the_nearest(small_zoo, capsys):
-    assert lab(["zoo", "tow"]) == 2
-    assert "unknown model 'tow'; did you mean 'two'?" in capsys.readouterr().err
 
 
 def test_the_zoo_has_what_it_is_to_have():

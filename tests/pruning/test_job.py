@@ -1,6 +1,5 @@
 """The search set and the report set have no row in common, however the report's text is named."""
 
-import dataclasses
 import shutil
 from pathlib import Path
 
@@ -8,14 +7,10 @@ import pytest
 import torch
 
 from selattn.data import Reading
-from selattn.evaluation import Team
-from selattn.evaluation import text as evaluate_text
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until
-from selattn.pruning import run as job
 from selattn.pruning.run import Job, make_sets
-from selattn.utils.progress import Progress
 from tests.evaluation.folders import model_folder, text_file
 
 CONTEXT, ROWS = 32, 6
@@ -52,24 +47,3 @@ def test_another_text_is_reported_from_its_beginning(tmp_path):
     found = torch.cat([batch.input_ids for batch in reported])
     want = torch.stack([row["input_ids"] for row in other.rows(tokenizer, CONTEXT).take(5)])
     assert {*map(tuple, found.tolist())} == {tuple(row[: found.shape[1]].tolist()) for row in want}
-
-
-@pytest.mark.parametrize("leads", [True, False])
-def test_progress_is_shown_while_text_is_tokenized(tmp_path, monkeypatch, leads):
-    """Of the text that is searched on and of the one that is reported on, by the process that leads."""
-    model_folder(tmp_path / "model")
-    for name in ("text.txt", "other.txt"):
-        text_file(tmp_path / name, documents=40, seed=len(name))
-    text, other = (Text(str(tmp_path / name), reading=Reading(validation=0.8)) for name in ("text.txt", "other.txt"))
-    asked, real = [], evaluate_text.store_for
-    monkeypatch.setattr(
-        evaluate_text, "store_for", lambda *args, progress, **how: asked.append(progress) or real(*args, **how)
-    )
-    monkeypatch.setattr(Team, "leads", leads)
-    made = Job(
-        load(tmp_path / "model"), tmp_path / "out", text, ROWS, Until(factor=1.1), Procedure(CONTEXT, 4), report=other
-    )
-    monkeypatch.setattr(job, "claimed", None)  # the texts have been read by then
-    with pytest.raises(TypeError):
-        job._carry_out(dataclasses.replace(made, report_rows=5), Team(), Progress())
-    assert asked == [leads, leads]

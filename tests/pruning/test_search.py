@@ -136,12 +136,6 @@ def test_lazy_forgets_its_bounds_when_layers_give_less():
     assert set(first.tried) == {0, 1, 2}
 
 
-def test_lazy_evaluates_less():
-    exact, lazy = path(model(), step=2), path(model(), lazy=True, step=2)
-    assert sum(len(step.tried) for step in lazy) < sum(len(step.tried) for step in exact)
-    assert lazy[-1].work.layer_evaluations < exact[-1].work.layer_evaluations
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

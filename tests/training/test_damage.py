@@ -65,12 +65,6 @@ def test_it_says_once_where_it_goes_on(run, whole):
     assert len(said.lines) == 1
 
 
-def test_a_run_that_begins_says_nothing_of_resuming(tmp_path):
-    said = Said()
-    train(tiny(), tmp_path / "run", resume=True, progress=said)
-    assert said.lines == []
-
-
 FILES = ["model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "progress.json"]
 
 

@@ -152,11 +152,6 @@ def test_compilation_does_not_matter(plain, tmp_path):
     close(plain, tmp_path / "run", rtol=1e-3)
 
 
-def test_a_standard_model_has_nothing_to_keep(tmp_path):
-    train(short(model=MODEL | {"attention": "standard", "memory_epsilon": 0.0}), tmp_path / "run")
-    assert {record["kept"] for record in log(tmp_path / "run") if "loss" in record} == {None}
-
-
 def test_layers_that_do_not_select_are_left_out(tmp_path):
     train(short(model=MODEL | {"attention": ["standard", "selective"]}), tmp_path / "run")
     for record in log(tmp_path / "run"):
@@ -310,20 +305,3 @@ def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):
     data = dataclasses.replace(data, tokenizer=str(tmp_path / "run" / "model"), vocabulary=8000)
     with pytest.raises(SelattnError, match=r"has 300 tokens and data\.vocabulary is 8000: set data\.vocabulary=300"):
         train(short(data=data), tmp_path / "other")
-
-
-def test_a_context_beyond_the_model_s_is_named(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    data = TextData(source=str(text), vocabulary=300, context=16, validation=0.1)
-    train(short(data=data), tmp_path / "run")
-    tuned = short(model={}, start=Start(str(tmp_path / "run")), data=dataclasses.replace(data, context=17))
-    with pytest.raises(
-        SelattnError, match=r"rows have 17 tokens and the model has 16 positions: .*set data.context=16"
-    ):
-        train(tuned, tmp_path / "tuned")
-
-
-def test_a_corpus_smaller_than_a_row_is_one_line(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(SelattnError, match="the corpus is smaller than one context"):
-        train(short(data=TextData(source=str(text), vocabulary=300, context=100_000)), tmp_path / "run")
