@@ -2,13 +2,12 @@
 
 language    losses of standard and selective models: sizes, contexts, heads, texts, architectures, T5
 ablations   losses of other ways to select
-courses     losses over training
-efficiency  the memory that is saved at the standard model's loss; comparison: beside other ways to evict
+training    losses over training, and what is open: budgets in force, the memory loss, fine-tuning
+efficiency  the memory that is saved at the standard model's loss, and beside other ways to evict
 needle      a rare name that has to be copied from far back
-training    what is open about training: budgets in force, the memory loss, fine-tuning
 texts       losses and recall on many texts, under every policy
-synthetic   Variable Assignment, Copy and Parity*; samples: pictures of them
-pictures    F of texts, what is kept, what is stable
+synthetic   Variable Assignment, Copy and Parity*
+pictures    what is masked and read in samples of these; F of texts, what is kept, what is stable
 downstream  questions; exact: what needs no training
 """
 
@@ -17,15 +16,12 @@ from __future__ import annotations
 from lab.engine.experiment import Experiment
 from lab.experiments import (
     ablations,
-    comparison,
-    courses,
     downstream,
     efficiency,
     exact,
     language,
     needle,
     pictures,
-    samples,
     synthetic,
     texts,
     training,
@@ -33,67 +29,21 @@ from lab.experiments import (
 from selattn.errors import SelattnError, advice, shortened
 
 _THEMES = (
-    *(language, ablations, courses, efficiency, comparison, needle, training),
-    *(synthetic, samples, pictures, downstream, exact, texts),
+    *(language, ablations, training, efficiency, needle),
+    *(synthetic, pictures, downstream, exact, texts),
 )
 _ALL = {each.name: each for theme in _THEMES for each in theme.EXPERIMENTS}
 # In lists and on docs/results.md: the paper's figures and tables, then what its text claims, then what it leaves open.
 _ORDER = [
-    "masking",
-    "pseudocode",
-    "context-size",
-    "model-size",
-    "extra-heads",
-    "efficiency",
-    "efficiency-contexts",
-    "comparison",
-    "sparse",
-    "downstream",
-    "bilinear",
-    "self-impact",
-    "bos-constraint",
-    "self-masking",
-    "negative-selection",
-    "local",
-    "t5",
-    "parameters",
-    "variable-assignment",
-    "variable-assignment-10x10",
-    "variable-assignment-d8",
-    "copy",
-    "parity",
-    "f-of-a-text",
-    "mean-f",
-    "stability",
-    "persisted",
-    "selected-words",
-    "attention-patterns",
-    "gpt2",
-    "vocabulary",
-    "wikitext",
-    "lm1b",
-    "qk-norm",
-    "learning-rate",
-    "positions",
-    "course",
-    "course-learned",
-    "course-long",
-    "needle",
-    "grouped-query",
-    "masks",
-    "epsilon",
-    "memory-late",
-    "fine-tuning",
-    "after-pruning",
-    "each-iteration",
-    "shrinking",
-    "texts",
-    "texts-pair",
-    "texts-learned",
-    "texts-long",
-    "texts-large",
-    "texts-late",
-]
+    "masking", "pseudocode", "context-size", "model-size", "extra-heads", "efficiency", "efficiency-contexts",
+    "comparison", "sparse", "downstream", "bilinear", "self-impact", "bos-constraint", "self-masking",
+    "negative-selection", "local", "t5", "parameters", "variable-assignment", "variable-assignment-10x10",
+    "variable-assignment-d8", "copy", "parity", "f-of-a-text", "mean-f", "stability", "persisted", "selected-words",
+    "attention-patterns", "gpt2", "vocabulary", "wikitext", "lm1b", "qk-norm", "learning-rate", "positions", "course",
+    "course-learned", "course-long", "needle", "grouped-query", "masks", "epsilon", "memory-late", "fine-tuning",
+    "after-pruning", "each-iteration", "shrinking", "texts", "texts-pair", "texts-learned", "texts-long",
+    "texts-large", "texts-late",
+]  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {name: _ALL.pop(name) for name in _ORDER}
 assert not _ALL
 

@@ -32,22 +32,8 @@ _READS = 0.1  # nats a token: what a sentence must be worth before anybody speak
 _WORTH, _COPIED = "nats a token that the sentence is worth", "names copied"  # columns
 _SIZE = re.compile(r"(\d+) tokens a layer")
 _FIRST = (
-    "Bel",
-    "Dor",
-    "Fen",
-    "Gar",
-    "Hal",
-    "Jor",
-    "Kel",
-    "Lor",
-    "Mar",
-    "Nel",
-    "Quin",
-    "Ros",
-    "Tam",
-    "Ul",
-    "Ves",
-    "Zan",
+    *("Bel", "Dor", "Fen", "Gar", "Hal", "Jor", "Kel", "Lor"),
+    *("Mar", "Nel", "Quin", "Ros", "Tam", "Ul", "Ves", "Zan"),
 )
 _SECOND = (
     *("adic", "bert", "dane", "eron", "fred", "gast", "imir"),
