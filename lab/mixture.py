@@ -91,19 +91,17 @@ class Copies:
         words = [self._word(word) for word in _WORD.findall(text.lower())]
         values = np.array(words or [self._word("")], np.uint64)
         length = min(WORDS, len(values))
-        found = np.zeros(len(values) - length + 1, np.uint64)
+        hashes = np.zeros(len(values) - length + 1, np.uint64)
         for at in range(length):
-            found = found * np.uint64(0x9E3779B97F4A7C15) + values[at : at + len(found)]
-        found ^= found >> np.uint64(31)
-        sampled = found[found % np.uint64(SAMPLED) == 0]
-        return np.unique(sampled if len(sampled) >= 4 else found)
+            hashes = hashes * np.uint64(0x9E3779B97F4A7C15) + values[at : at + len(hashes)]
+        hashes ^= hashes >> np.uint64(31)
+        sampled = hashes[hashes % np.uint64(SAMPLED) == 0]
+        return np.unique(sampled if len(sampled) >= 4 else hashes)
 
     def _word(self, word: str) -> int:
-        found = self._words.get(word)
-        if found is None:
-            found = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
-            self._words[word] = found
-        return found
+        if word not in self._words:
+            self._words[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest())
+        return self._words[word]
 
 
 def read_source(name: str, path: Path, separator: str) -> list[Group]:
@@ -205,7 +203,7 @@ def build(
 
 def _limited(trained: dict[str, list[Group]], shares: dict[str, float]) -> list[list[Group]]:
     """The training groups, where a source with a share gives only so many that it stays below it."""
-    found = []
+    limited = []
     for name, groups in trained.items():
         if name in shares:
             others = sum(group.characters for other in trained if other not in shares for group in trained[other])
@@ -215,8 +213,8 @@ def _limited(trained: dict[str, list[Group]], shares: dict[str, float]) -> list[
                     break
                 taken.append(group)
             groups = taken
-        found.append(groups)
-    return found
+        limited.append(groups)
+    return limited
 
 
 def _write(path: Path, documents: Sequence[Document]) -> str:
@@ -232,29 +230,27 @@ def _write(path: Path, documents: Sequence[Document]) -> str:
 
 def find_sources(given: Sequence[str]) -> dict[str, Path]:
     """Name and path of each source."""
-    found: dict[str, Path] = {}
+    sources: dict[str, Path] = {}
     for each in given:
         name, equals, path = each.partition("=")
         here = [(name, Path(path))] if equals else [(f.name.split(".")[0], f) for f in find_files(Path(each))]
         for name, file in here:
-            if name in found:
+            if name in sources:
                 raise SelattnError(f"two sources are called {name!r}: give one another name, NAME=PATH")
-            found[name] = file
-    return found
+            sources[name] = file
+    return sources
 
 
 def _shares(given: Sequence[str]) -> dict[str, float]:
-    found = {}
+    shares = {}
     for name, value in _pairs(given, "--share").items():
         with contextlib.suppress(ValueError):
-            found[name] = float(value)
-        if not 0 < found.get(name, 0) < 1:
+            shares[name] = float(value)
+        if not 0 < shares.get(name, 0) < 1:
             raise SelattnError(f"--share takes NAME=X with 0 < X < 1, not '{name}={value}'")
-    if sum(found.values()) >= 1:
-        raise SelattnError(
-            f"the shares add up to {sum(found.values()):g}: leave some of the text to sources without one"
-        )
-    return found
+    if (total := sum(shares.values())) >= 1:
+        raise SelattnError(f"the shares add up to {total:g}: leave some of the text to sources without one")
+    return shares
 
 
 def _pairs(given: Sequence[str], option: str) -> dict[str, str]:
@@ -289,7 +285,7 @@ def main(argv: Sequence[str]) -> int:
     if set(args.unseen) == set(sources):
         raise SelattnError("every source is unseen: leave one to train on")
     counts = build(sources, args.out, args.unseen, shares, separators)
-    for name, found in counts.items():
-        characters = sum(int(value) for key, value in found.items() if key.endswith(": characters"))
-        print(f"{name}: {characters / 1e6:.1f} million characters" if characters else f"{name}: {found}")
+    for name, numbers in counts.items():
+        characters = sum(int(value) for key, value in numbers.items() if key.endswith(": characters"))
+        print(f"{name}: {characters / 1e6:.1f} million characters" if characters else f"{name}: {numbers}")
     return 0

@@ -139,9 +139,9 @@ class TextRows:
         first, last = row * self.tokens, (row + 1) * self.tokens - 1
         begin, end = self._document(first), self._document(last)
         start, stop = (at + self._marks * of + 1 for at, of in ((first, begin), (last, end)))
-        found = self.store.tokens[start : stop + 1].astype(np.int64)
+        tokens = self.store.tokens[start : stop + 1].astype(np.int64)
         marks = self.store.offsets[begin + 1 : end + 1] - start  # where the next documents have their <BOS>
-        return np.delete(found, np.concatenate([marks - back for back in range(self._marks)]))
+        return np.delete(tokens, np.concatenate([marks - back for back in range(self._marks)]))
 
     def _document(self, token: int) -> int:
         """The document in which a token of the text is; one that is empty has none."""
@@ -204,10 +204,10 @@ def with_sentinels(tokenizer: Tokenizer, count: int = COUNT) -> Tokenizer:
 def sentinels_of(tokenizer: Tokenizer) -> list[int]:
     """The ids of a tokenizer's sentinels, from <extra_id_0> on; none if it has none."""
     known = tokenizer.hf.get_vocab()
-    found: list[int] = []
-    while (name := _sentinel(len(found))) in known:
-        found.append(known[name])
-    return found
+    ids: list[int] = []
+    while (name := _sentinel(len(ids))) in known:
+        ids.append(known[name])
+    return ids
 
 
 def _sentinel(number: int) -> str:

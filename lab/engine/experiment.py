@@ -132,10 +132,12 @@ def varied(needs: Iterable[Need]) -> set[str]:
 
     Only what decides weights and losses counts; how it is computed (`machine.*`) is not meant to.
     """
-    found = [_settings(each) for need in needs for each in _chain(need)]
-    names = {name for each in found for name in each if not name.startswith("machine.")}
+    settings = [_settings(each) for need in needs for each in _chain(need)]
+    names = {name for each in settings for name in each if not name.startswith("machine.")}
     missing = object()
-    return {name for name in names if any(each.get(name, missing) != found[0].get(name, missing) for each in found)}
+    return {
+        name for name in names if any(each.get(name, missing) != settings[0].get(name, missing) for each in settings)
+    }
 
 
 def changed_beside(need: Need, others: Sequence[Need], settings: Sequence[str]) -> Need:

@@ -169,9 +169,9 @@ def tradeoff(lab: Lab, seed: int, others: bool = True, suffix: str = "") -> Trad
     return lab.part(key, Tradeoff, measure)
 
 
-def curve_of(found: Tradeoff, name: str) -> MeasuredCurve:
+def curve_of(measured: Tradeoff, name: str) -> MeasuredCurve:
     """The curve of that name."""
-    return next(curve for curve in found.curves if curve.name == name)
+    return next(curve for curve in measured.curves if curve.name == name)
 
 
 def factor_at(points: Sequence[Point], text: str, loss: float, context: int) -> float | None:

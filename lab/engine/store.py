@@ -118,9 +118,9 @@ class Store:
 
     def train(self, need: Need, progress: Progress | None = None) -> Trained | None:
         """The trained model, trained now if it is not there; None if Ctrl-C has ended that."""
-        found = self.find(need)
-        if found is not None:
-            return found
+        trained = self.find(need)
+        if trained is not None:
+            return trained
         run, where = need.run, self.place(need.key)
         if need.after is not None:
             before = self.train(need.after, progress)

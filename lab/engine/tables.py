@@ -18,15 +18,15 @@ def table_of(record: Reproduction) -> Table:
     """The cells of a record: a column for each of theirs, and one beside it where the paper has numbers."""
     rows = list(dict.fromkeys(cell.row for cell in record.cells))
     columns = list(dict.fromkeys(cell.column for cell in record.cells))
-    found = {(cell.row, cell.column): cell for cell in record.cells}
-    compared = {column for row, column in found if found[row, column].paper is not None}
+    cells = {(cell.row, cell.column): cell for cell in record.cells}
+    compared = {column for row, column in cells if cells[row, column].paper is not None}
     headings, body = [""], []
     for column in columns:
         headings += [column, "paper"] if column in compared else [column]
     for row in rows:
         texts = [row]
         for column in columns:
-            cell = found.get((row, column))
+            cell = cells.get((row, column))
             texts.append("" if cell is None else ours(cell))
             if column in compared:
                 texts.append("" if cell is None else papers(cell))

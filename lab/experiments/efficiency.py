@@ -47,25 +47,27 @@ EQUAL, OWN = "times less memory at the standard loss", "times less memory at the
 
 def evaluate(lab: Lab) -> Measured:
     """The trade-offs on unseen documents, and budgets that the searches find for the standard model's loss."""
-    found = [tradeoff(lab, seed) for seed in lab.seeds]
+    tradeoffs = [tradeoff(lab, seed) for seed in lab.seeds]
     cells = []
     for kind in CURVES:
-        cells += _by_search(TITLES[kind], [_searched(lab, kind, seed) for seed in lab.seeds], found[0].context)
+        cells += _by_search(TITLES[kind], [_searched(lab, kind, seed) for seed in lab.seeds], tradeoffs[0].context)
     lab.settings["gain"] = GAIN
-    return Measured(tuple(cells), details={"tradeoffs": [to_json(each) for each in found]})
+    return Measured(tuple(cells), details={"tradeoffs": [to_json(each) for each in tradeoffs]})
 
 
 def conclude(record: Reproduction) -> Reproduction:
     """What is read off the trade-offs: losses, and factors at the standard model's loss and at the own."""
-    found = [from_json(Tradeoff, each) for each in record.details["tradeoffs"]]
-    context = found[0].context
-    cells = [Cell(f"loss, {text}", "standard", tuple(base_loss(each, text) for each in found)) for text in (ALL, LONG)]
+    tradeoffs = [from_json(Tradeoff, each) for each in record.details["tradeoffs"]]
+    context = tradeoffs[0].context
+    cells = [
+        Cell(f"loss, {text}", "standard", tuple(base_loss(each, text) for each in tradeoffs)) for text in (ALL, LONG)
+    ]
     factors: dict[tuple[str, str, str], Values] = {}
     for name, curve, column in _columns():
-        points = [curve_of(each, curve).points for each in found]
+        points = [curve_of(each, curve).points for each in tradeoffs]
         for text in (ALL, LONG):
             losses = [whole(each, text) for each in points]
-            limits = {"equal": [base_loss(each, text) for each in found], "gain": [loss + GAIN for loss in losses]}
+            limits = {"equal": [base_loss(each, text) for each in tradeoffs], "gain": [loss + GAIN for loss in losses]}
             if name in CURVES:
                 cells.append(Cell(f"loss, {text}", column, tuple(losses)))
             for what, row in (("equal", EQUAL), ("gain", OWN)):
@@ -89,11 +91,11 @@ def _searched(lab: Lab, kind: str, seed: int) -> AtLimit | None:
     return at_limit(lab, model, search(lab, model), lab.trained("standard", seed))
 
 
-def _by_search(column: str, found: Sequence[AtLimit | None], context: int) -> list[Cell]:
+def _by_search(column: str, limits: Sequence[AtLimit | None], context: int) -> list[Cell]:
     """The paper's own procedure: budgets that meet the threshold on the search set, and their loss elsewhere."""
-    factors = tuple(None if each is None else each.factor for each in found)
-    losses = tuple(None if each is None else each.loss for each in found)
-    products = tuple(None if each is None else products_saved(each.budgets, context) for each in found)
+    factors = tuple(None if each is None else each.factor for each in limits)
+    losses = tuple(None if each is None else each.loss for each in limits)
+    products = tuple(None if each is None else products_saved(each.budgets, context) for each in limits)
     return [
         Cell("factor of the budgets searched", column, factors, digits=1),
         Cell("their loss, unseen documents", column, losses),
@@ -101,17 +103,17 @@ def _by_search(column: str, found: Sequence[AtLimit | None], context: int) -> li
     ]
 
 
-def base_loss(found: Tradeoff, text: str) -> float:
+def base_loss(measured: Tradeoff, text: str) -> float:
     """The standard model's loss on a text, with its whole cache."""
-    assert found.baseline is not None
-    return found.baseline.loss[text]
+    assert measured.baseline is not None
+    return measured.baseline.loss[text]
 
 
 def _claims(factors: Mapping[tuple[str, str, str], Values]) -> tuple[Claim, ...]:
     at = "times less memory at the standard model's loss (0: above it with everything kept)"
     own = f"times less memory within {GAIN} nats of its own unpruned loss"
     known = {what: tuple(value or 0.0 for value in values) for what, values in factors.items()}
-    found = []
+    claims = []
     for kind in CURVES:
         for what, text, claim in (
             ("equal", ALL, "{} holds the standard model's loss with less than half the memory."),
@@ -119,7 +121,7 @@ def _claims(factors: Mapping[tuple[str, str, str], Values]) -> tuple[Claim, ...]
             ("gain", ALL, "{} keeps its own loss with less than half the memory."),
         ):
             who = WHO[kind] if claim.startswith("{}") else WHO[kind][0].lower() + WHO[kind][1:]
-            found.append(
+            claims.append(
                 Claim(
                     claim.format(who),
                     known[kind, what, text],
@@ -131,8 +133,8 @@ def _claims(factors: Mapping[tuple[str, str, str], Values]) -> tuple[Claim, ...]
             )
     more = differences(known["memory", "equal", ALL], known["selective", "equal", ALL])
     what = "factor at the standard model's loss with the memory loss less that without (0: no factor)"
-    found.append(Claim("The memory loss saves more memory.", more, what, paper=11.0, digits=1))
-    return tuple(found)
+    claims.append(Claim("The memory loss saves more memory.", more, what, paper=11.0, digits=1))
+    return tuple(claims)
 
 
 def _notes(record: Reproduction, context: int) -> tuple[str, ...]:
@@ -154,9 +156,9 @@ def _notes(record: Reproduction, context: int) -> tuple[str, ...]:
 
 def draw(record: Reproduction) -> Figure:
     """Loss against KV size, of the first seed; all seeds are in the table."""
-    found = dict(record.details["tradeoffs"][0])
-    found["curves"] = [curve for curve in found["curves"] if curve["name"] in CURVES.values()]
-    return draw_tradeoff(found)
+    shown = dict(record.details["tradeoffs"][0])
+    shown["curves"] = [curve for curve in shown["curves"] if curve["name"] in CURVES.values()]
+    return draw_tradeoff(shown)
 
 
 # --- By context size
@@ -181,13 +183,13 @@ def _evaluate_contexts(lab: Lab) -> Measured:
     """The factors at each context size, on unseen documents."""
     cells, at = [], {}
     for context in sorted(lab.scale.contexts):
-        found = [tradeoff(lab, seed, others=False, suffix=f", {context} tokens") for seed in lab.seeds]
+        tradeoffs = [tradeoff(lab, seed, others=False, suffix=f", {context} tokens") for seed in lab.seeds]
         for kind, curve in CURVES.items():
-            points = [curve_of(each, curve).points for each in found]
+            points = [curve_of(each, curve).points for each in tradeoffs]
             own = [whole(each, ALL) + GAIN for each in points]
             for what, text, limits in (
-                (_AT_ALL, ALL, [base_loss(each, ALL) for each in found]),
-                (_AT_LONG, LONG, [base_loss(each, LONG) for each in found]),
+                (_AT_ALL, ALL, [base_loss(each, ALL) for each in tradeoffs]),
+                (_AT_LONG, LONG, [base_loss(each, LONG) for each in tradeoffs]),
                 (_KEPT, ALL, own),
             ):
                 values = tuple(
@@ -236,13 +238,13 @@ _CURVES = ("selective", "memory loss", *POLICIES)
 
 def _compare(lab: Lab) -> Measured:
     """The loss of every method at the same sizes, on all documents and on long ones."""
-    found = [tradeoff(lab, seed) for seed in lab.seeds]
-    context = found[0].context
+    tradeoffs = [tradeoff(lab, seed) for seed in lab.seeds]
+    context = tradeoffs[0].context
     sizes = [context // 2**k for k in range(1, 8) if context // 2**k >= 4]
-    bases = [each.baseline for each in found if each.baseline is not None]
+    bases = [each.baseline for each in tradeoffs if each.baseline is not None]
     cells, at = [], {}
     for name in _CURVES:
-        points = [curve_of(each, name).points for each in found]
+        points = [curve_of(each, name).points for each in tradeoffs]
         for text in (ALL, LONG):
             for size in sizes:
                 values = tuple(nearest_point(each, size).loss[text] for each in points)
@@ -292,10 +294,10 @@ def _over_seeds(
 
 def _compare_draw(record: Reproduction) -> Figure:
     """Loss against KV size: means over the seeds, and bands from the smallest to the largest."""
-    found = record.details["tradeoff"]
-    figure = draw_tradeoff(found)
-    for axes, text in zip(figure.axes, found["texts"], strict=True):
-        axes.set_ylim(top=min(axes.get_ylim()[1], found["baseline"]["loss"][text] + _SHOWN))
+    measured = record.details["tradeoff"]
+    figure = draw_tradeoff(measured)
+    for axes, text in zip(figure.axes, measured["texts"], strict=True):
+        axes.set_ylim(top=min(axes.get_ylim()[1], measured["baseline"]["loss"][text] + _SHOWN))
     return figure
 
 

@@ -86,7 +86,7 @@ def hide(rows: Sequence[Sequence[int]], tokenizer: Tokenizer, context: int, dist
     draw = Draw(seed, range(len(rows)))
     heads, tails = draw.below(len(_FIRST), 3), draw.below(len(_SECOND), 3)
     about, cue = tokenizer.encode(SENTENCE), tokenizer.encode(CUE)
-    found: dict[str, list[list[int]]] = {"ids": [], "control": [], "answer": []}
+    made: dict[str, list[list[int]]] = {"ids": [], "control": [], "answer": []}
     for row, head, tail in zip(rows, heads, tails, strict=True):
         first, second, other = (tokenizer.encode(_FIRST[i] + _SECOND[j]) for i, j in zip(head, tail, strict=True))
         if other == second:
@@ -100,9 +100,9 @@ def hide(rows: Sequence[Sequence[int]], tokenizer: Tokenizer, context: int, dist
                 raise SelattnError(f"a context of {context} tokens has no room for a name {distance} tokens back")
             if len(row) < before + between:
                 raise SelattnError(f"a document of {len(row)} tokens is too short to hide a name in {context}")
-            found[name].append([*row[:before], *sentence, *row[before : before + between], *ends])
-        found["answer"].append([-100] * (context - len(second)) + second)
-    return Needles(*(torch.tensor(found[name]) for name in ("ids", "control", "answer")))
+            made[name].append([*row[:before], *sentence, *row[before : before + between], *ends])
+        made["answer"].append([-100] * (context - len(second)) + second)
+    return Needles(*(torch.tensor(made[name]) for name in ("ids", "control", "answer")))
 
 
 def score(
@@ -156,12 +156,12 @@ def evaluate(lab: Lab) -> Measured:
                 scores.setdefault((TITLES[kind], size), []).append(part)
     lab.settings |= {"needles": lab.scale.needles, "distance": distance}
     cells = []
-    for (name, size), found in scores.items():
+    for (name, size), by_seed in scores.items():
         row = f"{name}, {'whole cache' if size == context else f'{size} tokens a layer'}"
         cells += [
-            Cell(row, _WORTH, tuple(each.gain for each in found)),
-            Cell(row, "loss on the name", tuple(each.loss for each in found)),
-            Cell(row, _COPIED, tuple(each.right for each in found), digits=1, percent=True),
+            Cell(row, _WORTH, tuple(each.gain for each in by_seed)),
+            Cell(row, "loss on the name", tuple(each.loss for each in by_seed)),
+            Cell(row, _COPIED, tuple(each.right for each in by_seed), digits=1, percent=True),
         ]
     return Measured(tuple(cells), notes=_notes(distance))
 

@@ -63,12 +63,12 @@ def shares_by_text(lab: Lab, model: Trained, count: int) -> list[list[float]]:
     key = {"part": "alive", "model": loaded.fingerprint, "count": count, "text": lab.tokens(loaded)}
 
     def measure() -> list[list[float]]:
-        found = []
+        shares = []
         with torch.no_grad():
             for ids in full_rows(lab, model, count, context):
                 views = watched(loaded.model).watch(torch.tensor([ids]), weights=False)
-                found.append([alive(F) for view in views if (F := smallest_f(view.f)) is not None])
-        return found
+                shares.append([alive(F) for view in views if (F := smallest_f(view.f)) is not None])
+        return shares
 
     return lab.part(key, list[list[float]], measure)
 
@@ -77,8 +77,8 @@ def mean_over_texts(lab: Lab, model: Trained, name: str) -> MeanF:
     """F averaged over held-out documents, as many as the scale asks for or as there are."""
     context = load(model.model).description.context
     count = len(full_rows(lab, model, lab.scale.mean_rows, context))
-    found = mean_f(model.model, lab.text(), count, step=1 / 8)
-    return dataclasses.replace(found, model=name)
+    mean = mean_f(model.model, lab.text(), count, step=1 / 8)
+    return dataclasses.replace(mean, model=name)
 
 
 def correlation(these: Sequence[float] | Floats, those: Sequence[float] | Floats) -> float | None:
@@ -131,15 +131,15 @@ def _f_of_a_text_draw(record: Reproduction) -> Figure:
 
 def _mean_f(lab: Lab) -> Measured:
     """The share of living pairs of each layer, and its spread over texts beside its spread over layers."""
-    found = [shares_by_text(lab, lab.trained(SELECTIVE, seed), lab.scale.mean_rows) for seed in lab.seeds]
-    layers = len(found[0][0])
+    shares = [shares_by_text(lab, lab.trained(SELECTIVE, seed), lab.scale.mean_rows) for seed in lab.seeds]
+    layers = len(shares[0][0])
     cells, ratios = [], []
     for layer in range(layers):
-        by_seed = [[text[layer] for text in texts] for texts in found]
+        by_seed = [[text[layer] for text in texts] for texts in shares]
         row = f"layer {layer}"
         cells.append(Cell(row, "pairs alive, mean", tuple(map(statistics.fmean, by_seed)), digits=1, percent=True))
         cells.append(Cell(row, "deviation over texts", tuple(map(statistics.pstdev, by_seed)), digits=1, percent=True))
-    for texts in found:
+    for texts in shares:
         columns = list(zip(*texts, strict=True))
         between = statistics.pstdev([statistics.fmean(column) for column in columns])
         within = statistics.fmean(statistics.pstdev(column) for column in columns)
@@ -150,7 +150,7 @@ def _mean_f(lab: Lab) -> Measured:
     )  # fmt: skip
     mean = mean_over_texts(lab, lab.trained(SELECTIVE, lab.seeds[0]), f"selective, seed {lab.seeds[0]}")
     return Measured(
-        tuple(cells), (claim,), (f"{len(found[0])} held-out documents that fill the context.",), mean.to_json()
+        tuple(cells), (claim,), (f"{len(shares[0])} held-out documents that fill the context.",), mean.to_json()
     )
 
 
@@ -174,10 +174,12 @@ def _stability(lab: Lab) -> Measured:
     flat = [[np.log1p(_lower(mean.F(layer))) for layer in range(mean.layers)] for mean in means]
     pairs = list(combinations(range(len(seeds)), 2))
     layers = range(means[0].layers)
-    found = {(i, j): tuple(correlation(flat[a][i], flat[b][j]) for a, b in pairs) for i in layers for j in layers}
+    correlations = {
+        (i, j): tuple(correlation(flat[a][i], flat[b][j]) for a, b in pairs) for i in layers for j in layers
+    }
     what = "correlation of log(1 + F) in two trainings"
-    cells = [Cell(f"layer {layer}", what, found[layer, layer], digits=2) for layer in layers]
-    same, others = ([values for (i, j), values in found.items() if (i == j) == alike] for alike in (True, False))
+    cells = [Cell(f"layer {layer}", what, correlations[layer, layer], digits=2) for layer in layers]
+    same, others = ([values for (i, j), values in correlations.items() if (i == j) == alike] for alike in (True, False))
     more = tuple(_less([each[k] for each in same], [each[k] for each in others]) for k in range(len(pairs)))
     claim = Claim(
         "Sparsity patterns are sometimes stable across trainings.", more,
@@ -222,10 +224,10 @@ def _persisted(lab: Lab) -> Measured:
     for seed in lab.seeds:
         model = lab.trained(MEMORY, seed)
         folder = search(lab, model)
-        found = at_limit(lab, model, folder, lab.trained(STANDARD, seed))
+        limit = at_limit(lab, model, folder, lab.trained(STANDARD, seed))
         path = read_path(folder)
         quarter = min(path, key=lambda step: abs(step.factor - _QUARTER)).budgets
-        budgets.append(quarter if found is None else found.budgets)
+        budgets.append(quarter if limit is None else limit.budgets)
         mean = mean_over_texts(lab, model, f"memory loss, seed {seed}")
         means.append([float(_lower(mean.F(layer)).mean()) for layer in range(mean.layers)])
     cells = []
@@ -278,11 +280,11 @@ def _words(lab: Lab) -> Measured:
     return Measured(details={**traces[0].to_json(), "ends": ends})
 
 
-def _end(found: Trace) -> dict[str, Any]:
+def _end(traced: Trace) -> dict[str, Any]:
     """What a claim needs of a trace."""
     return {
-        "tokens": list(found.tokens),
-        "kept": [(found.F(layer)[-1] < _ALIVE).tolist() for layer in range(found.layers)],
+        "tokens": list(traced.tokens),
+        "kept": [(traced.F(layer)[-1] < _ALIVE).tolist() for layer in range(traced.layers)],
     }
 
 
@@ -293,10 +295,10 @@ def _words_conclude(record: Reproduction) -> Reproduction:
     cells, most = [], []
     for layer in range(len(ends[0]["kept"])):
         shares = [_shares(end["tokens"], end["kept"][layer]) for end in ends]
-        found = [tuple(each[k] for each in shares) for k in range(3)]
-        for name, values in zip(("tokens kept", "full stops kept", "other tokens kept"), found, strict=True):
+        columns = [tuple(each[k] for each in shares) for k in range(3)]
+        for name, values in zip(("tokens kept", "full stops kept", "other tokens kept"), columns, strict=True):
             cells.append(Cell(f"layer {layer}", name, values, digits=1, percent=True))
-        most.append(differences(found[1], found[2]))
+        most.append(differences(columns[1], columns[2]))
     best = tuple(max((v for v in values if v is not None), default=None) for values in zip(*most, strict=True))
     claim = Claim(
         "Some layer persists the full stops.", best,
@@ -352,8 +354,8 @@ def _traced_sample(model: Trained, number: int = 0, name: str | None = None) -> 
 
 def _masking_needs(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
     """A selective model for each task, and one for text."""
-    found = with_seeds({name: runs(scale)[SELECTIVE] for name, runs in _TASKS.items()}, seeds)
-    return found | trio(scale, seeds, kinds=(SELECTIVE,))
+    needs = with_seeds({name: runs(scale)[SELECTIVE] for name, runs in _TASKS.items()}, seeds)
+    return needs | trio(scale, seeds, kinds=(SELECTIVE,))
 
 
 def _masking(lab: Lab) -> Measured:
@@ -369,8 +371,8 @@ def _masking(lab: Lab) -> Measured:
         "Copy: the string when copying begins, when it is copied": copied,
     }
     cells, claims = [], []
-    for row, found in rows.items():
-        needed, stale = (tuple(each[k] for each in found) for k in (0, 1))
+    for row, pairs in rows.items():
+        needed, stale = (tuple(each[k] for each in pairs) for k in (0, 1))
         cells.append(Cell(row, "left of those needed: e^-F", needed, digits=2))
         cells.append(Cell(row, "left of the others: e^-F", stale, digits=2))
         text = f"Selective attention masks what is no longer needed ({row.partition(':')[0]})."
@@ -413,7 +415,7 @@ def _copy(trace: Trace) -> tuple[float | None, float | None]:
 
 def _masking_draw(record: Reproduction) -> dict[str, Figure]:
     """A picture for each task, and one for text."""
-    return {name: tokens(Trace.from_json(found)) for name, found in record.details.items()}
+    return {name: tokens(Trace.from_json(traced)) for name, traced in record.details.items()}
 
 
 # --- Figure 8
@@ -424,15 +426,15 @@ def _patterns(lab: Lab) -> Measured:
     count = 2 if lab.scale.name == "smoke" else _SAMPLES
     cells, right = [], {}
     for kind in PAIR:
-        found = [
+        by_seed = [
             [_traced_sample(model, k, kind) for k in range(count)]
             for model in (lab.trained(kind, seed) for seed in lab.seeds)
         ]
-        layers = found[0][0].layers
-        first = tuple(_mean([_value_on_variable(each) for each in traces]) for traces in found)
+        layers = by_seed[0][0].layers
+        first = tuple(_mean([_value_on_variable(each) for each in traces]) for traces in by_seed)
         cells.append(Cell("first layer: a value on itself and its variable", kind, first, digits=1, percent=True))
         for layer in range(1, layers):
-            values = tuple(_mean([_question_on_answer(each, layer) for each in traces]) for traces in found)
+            values = tuple(_mean([_question_on_answer(each, layer) for each in traces]) for traces in by_seed)
             cells.append(Cell(f"layer {layer}: the question on the right value", kind, values, digits=1, percent=True))
             right[kind] = values
     claim = Claim(

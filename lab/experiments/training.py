@@ -85,9 +85,9 @@ def _each_iteration(lab: Lab) -> Measured:
             need = Need(_trained_on(scale, steps, budgets, seed), after=need)
             model = lab.train(of_seed(f"turn {turn + 1}", seed), need)
         turns.append(loss_with(lab, load(model.model), budgets))
-        found = _nearest_budgets(lab, base, last)
-        whole = Need(_trained_on(scale, steps * ROUNDS, found, seed), after=base.need)
-        once.append(loss_with(lab, load(lab.train(of_seed("once", seed), whole).model), found))
+        searched = _nearest_budgets(lab, base, last)
+        whole = Need(_trained_on(scale, steps * ROUNDS, searched, seed), after=base.need)
+        once.append(loss_with(lab, load(lab.train(of_seed("once", seed), whole).model), searched))
     lab.settings |= {"mean_budgets": sizes, "steps": steps}
     cells = (
         Cell("pruned and trained in turn", "loss with the budgets, unseen documents", tuple(turns)),
@@ -161,12 +161,12 @@ def _epsilon(lab: Lab) -> Measured:
     tried = list(dict.fromkeys(name.partition(",")[0] for name in lab.needs))
     cells, losses, factors = [], {}, {}
     for name in tried:
-        found = [within_own(lab, lab.trained(name, seed)) for seed in lab.seeds]
-        losses[name], factors[name] = lab.losses(name), tuple(factor for factor, _ in found)
+        pruned = [within_own(lab, lab.trained(name, seed)) for seed in lab.seeds]
+        losses[name], factors[name] = lab.losses(name), tuple(factor for factor, _ in pruned)
         cells.append(Cell(name, "validation loss", losses[name]))
         cells.append(Cell(name, f"times less memory within {GAIN} nats (search)", factors[name], digits=1))
         cells.append(
-            Cell(name, "what that costs on unseen documents, nats", tuple(cost for _, cost in found), digits=4)
+            Cell(name, "what that costs on unseen documents, nats", tuple(cost for _, cost in pruned), digits=4)
         )
     small, usual = _epsilon_name(0.02), _epsilon_name(0.1)
     claims = (
