@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
     """Compute the example and draw it, then tell the story."""
     parser = Parser(prog="python -m lab demo", description=__doc__)
     parser.add_argument("--example", action="store_true", help="only the example by hand, without training")
-    parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="train for so many steps (default: 200)")
+    parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="steps of training (default: 200)")
     parser.add_argument(
         "--html", type=_options.html_file, metavar="FILE", help=f"where the report goes (default: {REPORT})"
     )
@@ -191,7 +191,7 @@ class Terminal:
         self.console.print(sentence, end="\n\n")
 
     def table(self, title: str, table: Table, compared: int = 0) -> None:
-        """A table of the report; of the first so many columns the largest share stands out in its row."""
+        """A table of the report; of its first columns, `compared` of them, the largest share in a row stands out."""
         self.progress.end()
         styles: dict[tuple[int, int], str] = {}
         for number, (_, *cells) in enumerate(table.rows):

@@ -15,8 +15,8 @@ The rules:
   the front until each has 1.5% of the source's characters or 200,000, whichever is more, but never more than 8%.
 - A document is a near-duplicate if half of its sampled runs of 8 words stand in documents before it; it is left out.
   Unseen sources come first, then test, validation and search, then training, so that training loses the copies.
-- `--share NAME=X` trains on so many documents of a source, in their hashed order, that it has at most that share of
-  the training characters.
+- `--share NAME=X` trains on the first documents of a source, in their hashed order, as long as they are at most that
+  share of the training characters.
 - Documents are interleaved: the i-th of n groups of a source stands at (i + 1/2) / n, so that every stretch has all.
 """
 
@@ -42,7 +42,7 @@ from selattn.utils.files import folders_for, write_json
 
 HELD_OUT = ("test", "validation", "search")
 LEAST, SHARE, MOST = 200_000, 0.015, 0.08  # characters of a held-out part, and shares of its source
-WORDS, SAMPLED = 8, 8  # a shingle has so many words, and one in so many is compared
+WORDS, SAMPLED = 8, 8  # words of a shingle; one shingle in SAMPLED is compared
 _WORD = re.compile(r"\w+")
 
 
@@ -202,7 +202,7 @@ def build(
 
 
 def _limited(trained: dict[str, list[Group]], shares: dict[str, float]) -> list[list[Group]]:
-    """The training groups, where a source with a share gives only so many that it stays below it."""
+    """The training groups, those of a source with a share cut off where it is reached."""
     limited = []
     for name, groups in trained.items():
         if name in shares:

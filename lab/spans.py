@@ -87,7 +87,7 @@ class Spans:
         return tokens - self._noise(tokens) + self._spans(tokens) + 1
 
     def mask(self, draw: Draw) -> NDArray[np.bool_]:
-        """[tokens]: which are noise, all ways to cut noise and text into so many pieces being equally likely."""
+        """[tokens] bool, the noise: all ways to cut noise and text into their pieces are equally likely."""
         quiet = _pieces(draw, self.tokens - self.noise, self.spans)
         noisy = _pieces(draw, self.noise, self.spans)
         lengths = np.stack([quiet, noisy], 1).ravel()  # a row begins with text, as in T5
@@ -95,7 +95,7 @@ class Spans:
 
 
 def _pieces(draw: Draw, count: int, pieces: int) -> NDArray[np.int64]:
-    """Lengths, of at least 1, of so many pieces of a whole."""
+    """The lengths, at least 1 each, of the pieces of a whole."""
     if pieces == 1:
         return np.array([count])
     cuts = np.sort(np.argsort(draw.below(_BOUND, count - 1)[0], kind="stable")[: pieces - 1]) + 1
@@ -144,7 +144,7 @@ class TextRows:
         return np.delete(tokens, np.concatenate([marks - back for back in range(self._marks)]))
 
     def _document(self, token: int) -> int:
-        """The document in which a token of the text is; one that is empty has none."""
+        """The document that a token of the text belongs to."""
         offsets = self.store.offsets
         before = bisect.bisect_right(range(len(self.store)), token, key=lambda d: int(offsets[d]) - self._marks * d)
         return before - 1
@@ -193,7 +193,7 @@ class SpanSamples(Dataset[dict[str, Tensor]]):
 
 
 def with_sentinels(tokenizer: Tokenizer, count: int = COUNT) -> Tokenizer:
-    """The tokenizer with so many sentinels behind its last token, unless it has some; <extra_id_0> is the very last."""
+    """The tokenizer with sentinels behind its last token, unless it has some; <extra_id_0> is the very last."""
     if sentinels_of(tokenizer):
         return tokenizer
     hf = copy.deepcopy(tokenizer.hf)

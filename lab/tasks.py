@@ -43,7 +43,7 @@ class VariableAssignment(Task):
         variables: how many there are: Z, Y, X and so on.
         values: how many there are: 0, 1, 2 and so on.
         assignments: in every sample.
-        drawn_values: if given, only the first so many of the values occur. The token ids stay, so that a model that
+        drawn_values: if given, how many of the values occur, the first ones. The token ids stay, so that a model that
             was trained on all of them can be tested on few.
     """
 
@@ -65,7 +65,7 @@ class VariableAssignment(Task):
         return cls(variables=10, values=10, assignments=assignments)
 
     def out_of_distribution(self, values: int = 2) -> VariableAssignment:
-        """The same vocabulary, but only so many values occur. The paper tests with 2."""
+        """The same vocabulary, but few of the values occur. The paper tests with 2."""
         return replace(self, drawn_values=values)
 
     def shifted(self) -> VariableAssignment | None:

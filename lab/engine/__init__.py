@@ -1,4 +1,4 @@
-"""What carries out experiments, each from trained models to a record, a table and a figure.
+"""Carries out experiments, each from trained models to a record, a table and a figure.
 
 experiment  what an experiment is, and the trained models that it needs
 records     cells, claims and the record that holds them; whether a number bears a claim out

@@ -65,7 +65,7 @@ class Experiment:
         name: on the command line.
         paper: what of the paper it is: "Figure 3, left"; or "open" for what the paper leaves open.
         sentence: what it is about.
-        needs: the models that it needs at a scale, for so many seeds, by name.
+        needs: the models that it needs at a scale and for seeds, by name.
         evaluate: measures them.
         figure: draws a record, in one figure or in several by name; None for a table alone.
         scales: at which it can be run.

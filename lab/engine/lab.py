@@ -1,4 +1,4 @@
-"""What an experiment is given to measure with: its trained models, the text, and a memory of what was measured."""
+"""The tools of an experiment: its trained models, the text, and a memory of past measurements."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class InterruptedTraining(Exception):
 
 
 class Memory:
-    """What has been measured: in earlier processes, by their file, and in this one."""
+    """Past measurements: of earlier processes, by their file, and of this one."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._found: dict[str, Any] = {}
 
     def get(self, key: Mapping[str, Any], kind: type[T], measure: Callable[[], T]) -> T:
-        """What stands under this key, or else is measured now."""
+        """The value of this key, measured now if it is new."""
         name = json.dumps(dict(key), sort_keys=True)
         if name not in self._found:
             self._found[name] = self._parts.get(dict(key), kind, measure)
@@ -124,7 +124,7 @@ class Lab:
         return self._tokens[name]
 
     def part(self, key: Mapping[str, Any], kind: type[T], measure: Callable[[], T]) -> T:
-        """What was measured before under this key, or else is now; the key has all that it depends on."""
+        """The value of this key, measured now if it is new; the key has all that it depends on."""
         return self.memory.get(key, kind, measure)
 
     def place(self, what: str, **of: Any) -> Path:

@@ -197,7 +197,7 @@ def products_saved(budgets: Sequence[int], context: int) -> float:
 
 
 def full_rows(lab: Lab, model: Trained, count: int, context: int) -> list[list[int]]:
-    """Token ids of held-out documents that fill the context, at most so many."""
+    """Token ids of held-out documents that fill the context, at most `count`."""
     rows = lab.text().rows(load(model.model).tokenizer, context).take()
     full = [
         row["input_ids"].tolist() for row in rows if "attention_mask" not in row or bool(row["attention_mask"].all())

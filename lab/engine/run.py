@@ -276,7 +276,7 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
 
 
 def _read(lab: Lab) -> str:
-    """What the models of an experiment have read."""
+    """The texts that the models of an experiment have read."""
     data = [used.need.run.data for used in lab.used.values()]
     texts = [each.source for each in data if not isinstance(each, Task)]
     if not texts:
@@ -397,7 +397,7 @@ def _numbers(record: Reproduction) -> dict[str, float | None]:
 
 
 def _around(made: Provenance) -> tuple[str, ...]:
-    """What may excuse a difference."""
+    """Differences of machine, versions and commit, which may excuse others."""
     said = []
     here = {**versions(), **machine(), "commit": revision()["commit"]}
     there = {**made.versions, **made.machine, "commit": made.commit}

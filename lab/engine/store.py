@@ -1,10 +1,10 @@
-"""Trained models by what they were trained with: every experiment that needs one finds it, whoever trained it.
+"""Trained models by the settings of their training, shared by all experiments that need them.
 
 STORE/models/KEY/   a run's folder, as `selattn train` leaves it
 STORE/models/KEY/diverged.json   instead of a model, if the loss was no number any more
 STORE/work/         searches, and what has been measured so far
 
-KEY is that of `selattn.training.record`. A training that was interrupted resumes from its checkpoint.
+KEY is `training_key` of `selattn.training.record`. A training that was interrupted resumes from its checkpoint.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _texts(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _common(values: Sequence[object], text: str) -> list[str]:
-    """What all have, as a text; nothing if they differ, or have none."""
+    """The value that all have in common, as a text; nothing if they differ."""
     return [text.format(values[0])] if len(set(values)) == 1 and values[0] is not None else []
 
 

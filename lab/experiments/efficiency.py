@@ -56,7 +56,7 @@ def evaluate(lab: Lab) -> Measured:
 
 
 def conclude(record: Reproduction) -> Reproduction:
-    """What is read off the trade-offs: losses, and factors at the standard model's loss and at the own."""
+    """Losses, and factors at the standard model's loss and at the own, from the trade-offs."""
     tradeoffs = [from_json(Tradeoff, each) for each in record.details["tradeoffs"]]
     context = tradeoffs[0].context
     cells = [
@@ -275,7 +275,7 @@ def _compare_conclude(record: Reproduction) -> Reproduction:
 def _over_seeds(
     at: Mapping[tuple[str, str, int], Sequence[float]], sizes: Sequence[int], bases: Sequence[Baseline], context: int
 ) -> dict[str, Any]:
-    """What a figure is drawn from: at each size the mean of the seeds, and all of them."""
+    """The data of a figure: at each size the mean of the seeds, and all of them."""
 
     def point(name: str, size: int) -> dict[str, Any]:
         losses = {text: list(at[name, text, size]) for text in (ALL, LONG)}

@@ -254,7 +254,7 @@ def _nothing(whole: Sequence[float]) -> str:
 
 
 def _share(left: Sequence[float], whole: Sequence[float]) -> Values:
-    """What is left of a worth, seed by seed; None where a model reads nothing, so that there is nothing to lose."""
+    """The share of a worth that is left, seed by seed; None where a model reads nothing in the first place."""
     return tuple(a / b if b > _READS else None for a, b in zip(left, whole, strict=True))
 
 

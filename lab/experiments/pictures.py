@@ -57,7 +57,7 @@ def alive(F: Floats) -> float:
 
 
 def shares_by_text(lab: Lab, model: Trained, count: int) -> list[list[float]]:
-    """For so many held-out documents that fill the context the share of living pairs of each layer."""
+    """The share of living pairs of each layer, for each of `count` held-out documents that fill the context."""
     loaded = load(model.model)
     context = loaded.description.context
     key = {"part": "alive", "model": loaded.fingerprint, "count": count, "text": lab.tokens(loaded)}
@@ -264,7 +264,7 @@ def _persisted_conclude(record: Reproduction) -> Reproduction:
 
 
 def _persisted_draw(record: Reproduction) -> Figure:
-    """What the first seed's model keeps of the paper's example text."""
+    """The tokens of the paper's example text that the first seed's model keeps."""
     return plot.kept(Trace.from_json(record.details))
 
 
@@ -281,7 +281,7 @@ def _words(lab: Lab) -> Measured:
 
 
 def _end(traced: Trace) -> dict[str, Any]:
-    """What a claim needs of a trace."""
+    """The part of a trace that a claim needs."""
     return {
         "tokens": list(traced.tokens),
         "kept": [(traced.F(layer)[-1] < _ALIVE).tolist() for layer in range(traced.layers)],
@@ -345,7 +345,7 @@ def _sample(model: Trained, seed: int = 0) -> Words:
 
 
 def _traced_sample(model: Trained, number: int = 0, name: str | None = None) -> Trace:
-    """What a model does with a sample of its task."""
+    """A sample of its task, as a model reads it."""
     return trace(model.model, _sample(model, number), name=name or model.need.run.name)
 
 

@@ -133,7 +133,7 @@ def convert(
     """Make a pretrained model selective, train it to forget, and compare; `resume` continues what was interrupted.
 
     Args:
-        model: a stock model or one of ours that does not select, by name.
+        model: a stock model, or a decoder of selattn that does not select, by name.
         data: the text to train on: a source as `selattn.data.documents` takes it, or how it is read.
         out: the folder: a training run, and afterwards a model for every command.
         settings: of the run by their dotted names, such as `{"schedule.steps": 1000, "conversion.epsilon": 0.1}`.

@@ -105,7 +105,7 @@ def join_articles(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _kind(path: Path) -> str:
-    """The suffix below a `.gz`, or "" if it is not one that is read."""
+    """The suffix below a `.gz`, or "" for a file that cannot be read."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     last = suffixes[-2:-1] if suffixes[-1:] == [".gz"] else suffixes[-1:]
     return last[0] if last and last[0] in KINDS else ""

@@ -22,7 +22,7 @@ from selattn.errors import SelattnError
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """What both layouts share: a store and a context size."""
+    """Rows of a store; both layouts derive from it."""
 
     def __init__(self, store: TokenStore, context: int) -> None:
         if context < 2:

@@ -50,7 +50,7 @@ class Reading:
             "article" (WikiText's ` = Title = ` begins one), or else the line that stands between two documents, such
             as "<|endoftext|>".
         validation: the fraction of documents that is held out where the source itself has no validation part.
-        limit: read at most so many documents of the split.
+        limit: the most documents that are read of the split; None for all.
     """
 
     column: str = "text"
@@ -98,7 +98,7 @@ def documents(source: str | Path, split: str = "train", reading: Reading | None 
 
 
 def identity(source: str | Path) -> dict[str, Any]:
-    """What tells whether a source still has the same text, without reading it: in the keys of the cache."""
+    """A description that changes when the text of a source does, without reading it: the keys of the cache have it."""
     source = str(source)
     if source == EMBEDDED:
         return {"embedded": platform.python_version()}

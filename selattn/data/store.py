@@ -151,7 +151,7 @@ def store_for(
     """The token store of a split, built if the cache has none for this text, tokenizer and settings."""
     reading = reading or Reading()
     settings = [identity(source), dataclasses.asdict(reading), split, tokenizer.fingerprint, eos, VERSION]
-    if rule := division(source, split):  # left out where there is none, so that older stores stay valid
+    if rule := division(source, split):  # older stores, without a rule, stay valid
         settings.append(rule)
     path = cached("stores", source, split, *settings, cache=cache)
     # A store that is there was made of the same: its folder is named after everything that matters.

@@ -66,7 +66,7 @@ class Task(ABC):
         return ((guess == answer) | (answer == IGNORE)).all(-1)
 
     def shifted(self) -> Task | None:
-        """The task to evaluate out of distribution; None if there is none."""
+        """The task to evaluate out of distribution, or None."""
         return None
 
     def save_reader(self, folder: Path) -> None:

@@ -314,7 +314,7 @@ def _never_text(model: Any) -> str:
 
 
 def _normalizers(spec: Any) -> list[normalizers.Normalizer]:
-    """What SentencePiece does to a text before it looks for pieces."""
+    """The normalization of SentencePiece, before it looks for pieces."""
     steps: list[normalizers.Normalizer] = []
     if spec.precompiled_charsmap:
         steps.append(normalizers.Precompiled(spec.precompiled_charsmap))

@@ -259,7 +259,7 @@ def follow(
     """Extend a path as far as the threshold; `write` is called with each iteration before the next one begins."""
     context, layers = procedure.context, len(trials.budgets)
     tokens = 0.0 if until.by_loss else max(until.tokens, layers * context / until.factor)
-    title = "iteration" if procedure.lazy else "iteration without --lazy"  # whoever waits may like to know of it
+    title = "iteration" if procedure.lazy else "iteration without --lazy"  # a hint for those who wait
     progress.begin(procedure.iterations(layers, tokens), title, len(path) - 1, sure=not until.by_loss)
     for step in () if chosen(path, until, context)[1] else steps(trials, procedure, past=tuple(path)):
         path.append(step)

@@ -156,7 +156,7 @@ class Trials(AnyTrials):
         return head_loss(self._model.head, self._model.leave(x), self._batches[b])
 
     def _entering(self, b: int, layer: int) -> Tensor:
-        """What enters a layer under the current budgets."""
+        """The input of a layer under the current budgets."""
         start = layer - layer % self._stride
         x = self._states[b][start]
         for l in range(start, layer):

@@ -327,7 +327,7 @@ class RunConfig:
         return whole
 
     def maker(self) -> Maker:
-        """What makes the data and the model of the run; a subclass for another kind of model has its own."""
+        """Makes the data and the model of the run; a subclass for another kind of model has its own."""
         from selattn.training.model import Decoders
 
         return Decoders()

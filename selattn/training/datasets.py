@@ -37,7 +37,7 @@ VALIDATION, _OUT_OF_DISTRIBUTION = 2**64 - 1, 2**64 - 2
 
 @dataclass(frozen=True)
 class Data:
-    """What a run trains and evaluates on.
+    """The rows that a run trains and evaluates on.
 
     Attributes:
         train: a row for each sample of the run, in their order.
@@ -132,7 +132,7 @@ class Share:
 class StepBatches(Sampler[list[int]]):
     """The micro batches of one device from step `start` up to `steps`, for torch's DataLoader.
 
-    Its length is that of the whole run, not of what is left: the Trainer derives from it how long a run is.
+    Its length counts the whole run, not only the steps left: the Trainer derives from it how long a run is.
     """
 
     def __init__(self, share: Share, steps: int, start: int = 0) -> None:

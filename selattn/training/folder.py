@@ -35,7 +35,7 @@ _PREFIX = "checkpoint-"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to happen in a run's folder.
+    """The state of a run's folder, before anything in it is changed.
 
     Attributes:
         resumes: whether a run is resumed; else the folder is emptied, and a run begins.
@@ -247,7 +247,7 @@ def seal(checkpoint: Path) -> None:
 
 
 def damage(checkpoint: Path, read: bool = True) -> str | None:
-    """What is wrong with a checkpoint, in words, or None. Everything is read, or else only the sizes are looked at."""
+    """The damage of a checkpoint in words, or None. With `read` every byte is checked, else only the sizes are."""
     try:
         sealed = json.loads((checkpoint / WHOLE).read_bytes())
         sizes, checksums = dict(sealed["files"]), dict(sealed["checksums"])

@@ -80,7 +80,7 @@ def train(
     """Carry out a run in `folder`.
 
     Args:
-        run: the whole configuration, or the name of one of ours (`selattn train --list`).
+        run: the whole configuration, or a name that `selattn train --list` lists.
         folder: where everything goes; see `selattn.training.folder`.
         resume: continue from the newest whole checkpoint.
         overwrite: delete what is in the folder and start over.

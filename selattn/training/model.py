@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Made:
-    """What a run trains.
+    """The model of a run and its trainer.
 
     Attributes:
         model: to be trained.
@@ -219,7 +219,7 @@ class Course:
         self._first, self._last = _shrinking(run, config)
 
     def at(self, step: int) -> InForce:
-        """What differs from the model's config in the step after `step` steps; {} at the end of the course."""
+        """The settings that differ from the model's config after `step` steps; {} at the end of the course."""
         changed: InForce = {}
         if step < self._ramp:
             changed["selection_strength"] = self._strength * step / self._ramp

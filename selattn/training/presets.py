@@ -49,7 +49,7 @@ RUNS: dict[str, Callable[[], RunConfig]] = {
 
 
 def find_run(name: str) -> RunConfig:
-    """What the command line takes: the name of a run, or `MODULE:NAME`."""
+    """The run of a name or `MODULE:NAME`, as the command line takes it."""
     module, colon, inside = name.partition(":")
     return _imported(module, inside) if colon else named_run(name)
 

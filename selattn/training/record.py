@@ -1,4 +1,4 @@
-"""What a run leaves behind: the lines of its log, its record, how both are shown, and the key of the training.
+"""The record of a run: the lines of its log, the record of its model, how both are shown, and the training's key.
 
 Two runs with one key are the same training, so that one model serves both. The key has what decides the weights and the
 loss. It leaves out the run's name, how often it is evaluated, logged and saved, how it is shared out among devices, and

@@ -43,7 +43,7 @@ class SelectiveTrainer(Trainer):
         args: the Trainer's own settings, made from the run.
         progress: is told how it proceeds.
         course: what changes on the way.
-        start: the step to begin at; that of the checkpoint which `train` is given, if any.
+        start: the step to begin at, of the checkpoint that `train` is given, if any.
         kl: the share of the KL divergence in the loss, where `add_loss` adds one.
     """
 
@@ -104,7 +104,7 @@ class SelectiveTrainer(Trainer):
     # ---- loss ----
 
     def changed(self) -> dict[str, Any]:
-        """What the next step changes of the model's config, as arguments of its `forward`."""
+        """Changes of the model's config that are in force in the next step, as arguments of its `forward`."""
         changed: dict[str, Any] = {**self.course.at(self.state.global_step)}
         if "selection_strength" in changed:  # a tensor, so that a compiled model is not compiled for each of its values
             changed["selection_strength"] = torch.tensor(changed["selection_strength"], device=self.args.device)
@@ -371,7 +371,7 @@ class Meter:
     Args:
         layers: of the model.
         device: where the sums are.
-        kl: the share of the KL divergence (`outputs["kl_loss"]`) in the loss; None if there is none.
+        kl: the share of the KL divergence (`outputs["kl_loss"]`) in the loss; None without a teacher.
     """
 
     def __init__(self, layers: int, device: torch.device, kl: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What is shown while something takes long: a bar in a terminal, lines elsewhere, in one style.
+"""Progress of long work: a bar in a terminal, lines elsewhere, in one style.
 
 Functions that take long have an argument `progress`: an object that is told what begins, what is done, and what has
 happened. `Progress` shows nothing; `Shown` is for people.
@@ -55,7 +55,7 @@ class Progress:
         """Something has happened that deserves a line of its own."""
 
     def end(self) -> None:
-        """What was begun has ended, in whatever way; called again it does nothing."""
+        """The work has ended, in whatever way; called again it does nothing."""
 
 
 class Shown(Progress):
