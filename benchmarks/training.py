@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, default_collate
 from transformers import set_seed
 
 from lab.runs import find_run
-from selattn.cli._settings import override
+from selattn.cli.settings import override
 from selattn.training import RunConfig, train
 from selattn.training.datasets import Data, Share, StepBatches, prepare
 from selattn.training.model import make_model, model_config

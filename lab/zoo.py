@@ -11,8 +11,8 @@ import torch
 from lab.runs import ZOO, find_run
 from selattn.cli import _options
 from selattn.cli._options import Parser
-from selattn.cli._settings import override
 from selattn.cli.main import INTERRUPTED
+from selattn.cli.settings import override
 from selattn.data.task import SAMPLE
 from selattn.errors import SelattnError, advice
 from selattn.models import SelectiveForCausalLM

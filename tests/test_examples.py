@@ -26,7 +26,7 @@ def test_convert_stock(tmp_path):
     llama_folder(tmp_path / "llama")
     text_file(tmp_path / "text.txt", documents=60, words=40)
     command = [EXAMPLES / "convert_stock.py", "llama", "text.txt", "out", "--held-out", "0.5", "--context", "24"]
-    command += ["--steps", "4", "--until", "factor=1.5", "--prompt", "the cat"]
+    command += ["--steps", "4", "--factor", "1.5", "--prompt", "the cat"]
     done = forked.run(command, tmp_path, SELATTN_CACHE=str(tmp_path / "cache"))
     assert done.returncodes == [0], done.stderr
     losses = {line.split()[0] for line in done.stdout.splitlines() if " loss " in line}

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from lab.engine.records import Measured, Reproduction
 from lab.scales import KINDS, MEMORY, SELECTIVE, STANDARD, Scale
-from selattn.cli._settings import override
+from selattn.cli.settings import override
 from selattn.training.config import ARCHITECTURE, RunConfig
 from selattn.training.record import deciding_settings, training_key
 from selattn.utils.typed import flat

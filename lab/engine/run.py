@@ -22,7 +22,7 @@ from lab.engine.tables import table_of
 from lab.experiments import EXPERIMENTS, find_experiment
 from lab.scales import Scale, find_scale
 from lab.tasks import Task
-from selattn.cli._settings import override
+from selattn.cli.settings import override
 from selattn.data import Reading
 from selattn.errors import SelattnError, UnknownSourceError
 from selattn.training.config import RunConfig, TextData

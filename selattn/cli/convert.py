@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     check_reading(args, [args.data])
     from rich.console import Console
 
-    from selattn.cli._settings import parse_until, parsed
     from selattn.cli.main import INTERRUPTED
+    from selattn.cli.settings import parse_until, parsed
     from selattn.conversion import conversion_run, convert
     from selattn.conversion.config import CONTEXT
     from selattn.conversion.run import EQUAL

@@ -61,8 +61,8 @@ def run(args: argparse.Namespace) -> int:
     check_reading(args, [source for source in (args.data, args.report) if source is not None])
     from rich.console import Console
 
-    from selattn.cli._settings import parse_until
     from selattn.cli.main import INTERRUPTED
+    from selattn.cli.settings import parse_until
     from selattn.pruning import prune
     from selattn.pruning.run import FIGURE, RECORD, default_folder
     from selattn.utils.distributed import Team

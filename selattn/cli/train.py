@@ -44,7 +44,7 @@ def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", 
     """The same with runs by other names."""
     from rich.console import Console
 
-    from selattn.cli._settings import override
+    from selattn.cli.settings import override
 
     console = Console(highlight=False)
     if args.list:
@@ -152,7 +152,7 @@ def attention(kinds: "str | Sequence[str]") -> str:
 
 def show(console: "Console", config: "RunConfig") -> None:
     """Every field that can be set, with its value and what it is."""
-    from selattn.cli._settings import descriptions
+    from selattn.cli.settings import descriptions
     from selattn.training.config import fields
     from selattn.utils.tables import Table
 

@@ -12,8 +12,8 @@ import pytest
 
 from lab.__main__ import main as lab
 from lab.runs import RUNS, find_run
-from selattn.cli._settings import fields
 from selattn.cli.main import main
+from selattn.cli.settings import fields
 from selattn.training import presets
 
 RUN = "lab.runs:parity-small-selective"  # it needs no text

@@ -5,7 +5,7 @@ import functools
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from selattn.cli._settings import parsed
+from selattn.cli.settings import parsed
 from selattn.conversion import conversion_run, convert
 from selattn.data import Tokenizer
 from selattn.data.tokenizer import from_sentencepiece

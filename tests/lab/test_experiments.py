@@ -9,7 +9,7 @@ import pytest
 from lab.experiments import EXPERIMENTS
 from lab.runs import find_run
 from lab.scales import SMOKE, find_scale
-from selattn.cli._settings import override
+from selattn.cli.settings import override
 from selattn.training.record import training_key
 
 # A digest of the names and training keys that each needs: whoever changes one on purpose changes the file with it.

@@ -8,7 +8,7 @@ import pytest
 from lab.engine.experiment import Need
 from lab.engine.store import DIVERGED, Store
 from lab.runs import find_run
-from selattn.cli._settings import override
+from selattn.cli.settings import override
 from selattn.errors import SelattnError
 from selattn.training.config import Checkpoints, Evaluation, Optimizer, Schedule, TextData
 from selattn.training.record import training_key

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.tasks import VariableAssignment
-from selattn.cli._settings import override
 from selattn.cli.main import main
+from selattn.cli.settings import override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train

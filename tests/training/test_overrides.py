@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lab.runs import find_run
-from selattn.cli._settings import descriptions, fields, override
+from selattn.cli.settings import descriptions, fields, override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig
 from selattn.training.model import model_config

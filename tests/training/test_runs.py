@@ -11,7 +11,7 @@ from lab.runs import GROUPS, RUNS, find_run
 from lab.scales import PAPER
 from lab.t5 import SpanData
 from lab.tasks import Copy, Parity, VariableAssignment
-from selattn.cli._settings import override
+from selattn.cli.settings import override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.models.summary import parameters_by_part
