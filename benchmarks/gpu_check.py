@@ -10,20 +10,51 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops import AuxRequest, Rules, Selection, Sequences
+from selattn.ops import AuxRequest, Request, Rules, Selection, Sequences
 from selattn.ops.backends.triton import Triton, configs, selfcheck
-from selattn.ops.backends.triton.selfcheck import HEADS, Situation, Size, rows_of_tokens, until_rows
+from selattn.ops.backends.triton.selfcheck import HEADS, Size
+from selattn.ops.rules import compute_dtype
 from selattn.utils import records
 from selattn.utils.progress import Progress, Shown
 
 FINAL = AuxRequest(memory=True, final_f=True)
+
+
+class Situation(NamedTuple):
+    """A call of attention, for any number n of tokens. Two rows in the batch, four heads."""
+
+    rules: Rules = Rules(Selection())
+    wanted: AuxRequest = AuxRequest(memory=True)
+    gain: float = 2.0  # of the queries
+    groups: int = 2
+    past: float = 0.0  # keys before the first query, as a share of n
+    sequences: Callable[[int], Sequences] | None = None
+    until: Callable[[int], Tensor] | None = None
+    mask: Callable[[int], Tensor] | None = None
+    bias: Callable[[int], tuple[int, ...]] | None = None  # its shape
+    separate: int = 0  # masks of a separate form
+    value_size: float = 1.0  # as a share of the head's
+    tokens: float = 1.0  # as a share of n
+
+
+def until_rows(n: int) -> Tensor:
+    """[2, n] the row from which each token is evicted."""
+    return torch.arange(n)[None] + torch.tensor([[n // 4], [2 * n // 3]])
+
+
+def rows_of_tokens(n: int) -> Tensor:
+    """[1, n] their numbers."""
+    return torch.arange(n)[None]
 
 
 def packed(n: int) -> Sequences:
@@ -31,8 +62,18 @@ def packed(n: int) -> Sequences:
     return Sequences.from_documents(rows_of_tokens(n) // torch.tensor([[n // 3], [4 * n // 5]]))
 
 
+def padded_documents(n: int) -> Sequences:
+    """Two documents in each row, and padding before them in the first."""
+    ids = rows_of_tokens(n) // torch.tensor([[n // 3], [4 * n // 5]])
+    return Sequences.from_documents(ids, rows_of_tokens(n) >= torch.tensor([[n // 9], [0]]))
+
+
 SITUATIONS = {
-    **selfcheck.SITUATIONS,
+    "sharp": Situation(gain=6.0, tokens=1.75),
+    "everything": Situation(
+        Rules(Selection((3, 1)), strength=0.7, softcap=5.0), sequences=padded_documents, until=until_rows
+    ),
+    "bias": Situation(bias=lambda n: (2, HEADS, n, n)),
     "default": Situation(),
     "nothing left out": Situation(Rules(Selection(), tolerance=0.0)),
     "one head for each key": Situation(groups=4),
@@ -71,6 +112,43 @@ SITUATIONS = {
     "standard, window": Situation(Rules(window=9), AuxRequest(), sequences=packed),
 }
 
+
+def make(name: str, size: Size) -> Request:
+    """The call of a situation; of numbers that the dtype has, drawn on the CPU, so the same on all devices."""
+    s, chance = SITUATIONS[name], torch.Generator().manual_seed(len(name))
+    n, features = int(size.n * s.tokens), size.size
+    past = int(n * s.past)
+
+    def normal(*shape: int, dtype: torch.dtype = size.dtype) -> Tensor:
+        return torch.randn(shape, generator=chance).to(dtype)
+
+    exact = compute_dtype(size.dtype)
+    made = {
+        "query": s.gain * normal(2, HEADS, n, features),
+        "key": normal(2, s.groups, n + past, features),
+        "value": normal(2, s.groups, n + past, max(1, int(features * s.value_size))),
+        "start": None if s.sequences is None else s.sequences(n).start,
+        "until": None if s.until is None else s.until(n).view(2, -1, n),
+        "mask": None if s.mask is None else s.mask(n),
+        "bias": None if s.bias is None else normal(*s.bias(n), dtype=exact),
+    }
+    if s.separate:
+        made["selection_query"] = normal(2, s.separate, n, 5)
+        made["selection_key"] = normal(2, s.separate, n + past, 5)
+    if past:
+        masks = s.rules.masks(made.get("selection_query"))
+        made["initial_f"] = torch.cat([normal(2, masks, past, dtype=exact).abs(), torch.zeros(2, masks, n)], -1)
+    placed = {key: None if x is None else x.to(size.device) for key, x in made.items()}
+    return Request(**placed, rules=s.rules, wanted=s.wanted)  # type: ignore[arg-type]
+
+
+def example_of(name: str) -> selfcheck.Example:
+    """The example of that name: a situation, or one of the cache."""
+    if name in SITUATIONS:
+        return lambda size, backend: selfcheck.judge(make(name, size), backend)
+    return selfcheck.CACHE[name]
+
+
 LENGTHS = (1, 2, 63, 64, 65, 1000)  # around the borders of blocks
 
 
@@ -79,7 +157,7 @@ def whole(device: torch.device) -> list[tuple[str, Size]]:
 
     In Triton's interpreter, on the CPU, they are small, and there is no bf16.
     """
-    names = (*SITUATIONS, *selfcheck.OTHERS)
+    names = (*SITUATIONS, *selfcheck.CACHE)
     if device.type == "cpu":
         found = [(name, Size(37, 16, torch.float32, device)) for name in names]
         found += [("default", Size(n, 16, torch.float32, device)) for n in LENGTHS[:-1]]
@@ -144,10 +222,10 @@ def check_gpu(progress: Progress | None = None) -> Record:
     progress.begin(len(plan), "examples")
     for name, size in plan:
         began = time.perf_counter()
-        outcome = selfcheck.run(name, size, backend, SITUATIONS)
-        seconds = time.perf_counter() - began
-        found.append(Example(name, outcome.dtype, size.size, size.n, tuple(outcome.wrong), seconds))
-        progress.advance(1, f"{name}, {outcome.dtype}")
+        wrong = selfcheck.attempt(example_of(name), size, backend)
+        seconds, dtype = time.perf_counter() - began, str(size.dtype).removeprefix("torch.")
+        found.append(Example(name, dtype, size.size, size.n, tuple(wrong), seconds))
+        progress.advance(1, f"{name}, {dtype}")
     progress.end()
     identity = selfcheck.identity(device)
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_check import SITUATIONS
+from gpu_check import SITUATIONS, make
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -61,10 +61,10 @@ def _nothing(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def both_passes(request: Request) -> None:
     """Forward and backward, with a gradient of everything that comes back, for every input."""
     found = forward(request)
-    saved = {name: getattr(found, name) for name in OPERATOR.kernel.saved}
+    saved = {name: getattr(found, name) for name in OPERATOR.saved}
     wanted = {"output": True, "memory": request.wanted.memory, "final_f": request.wanted.final_f}
     came = {name: torch.empty_like(getattr(found, name)) if asked else None for name, asked in wanted.items()}
-    given = frozenset(name for name in OPERATOR.kernel.gradients if getattr(request, name) is not None)
+    given = frozenset(name for name in OPERATOR.gradients if getattr(request, name) is not None)
     backward(request, saved, came, given)
 
 
@@ -77,7 +77,7 @@ def plain(dtype: torch.dtype, size: int, groups: int) -> Request:
 
 def situation(name: str, dtype: torch.dtype, size: int) -> Request:
     """One of the situations."""
-    return selfcheck.make(name, selfcheck.Size(320, size, dtype, NOWHERE), SITUATIONS)
+    return make(name, selfcheck.Size(320, size, dtype, NOWHERE))
 
 
 def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0, biased: bool = False) -> None:

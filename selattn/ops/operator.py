@@ -1,18 +1,16 @@
 """A backend's forward and backward pass, differentiated: at once where Python runs, as a node where a graph is made.
 
-A backend gives a `Kernel`: what it computes, what comes out (a NamedTuple of tensors), and which tensors of the call
-can have a gradient. What it computes from is a `Request`, or another NamedTuple. A call of Python passes that tuple
-itself to an `autograd.Function`. A graph (torch.compile, torch.export) has nodes of tensors and plain numbers only: for
-it the tuple is taken apart by the types of its fields (`Arguments`), and put together again in the node.
+A backend's kernels compute from a `Request`, and an `Operator` makes them differentiable. A call of Python passes the
+request itself to an `autograd.Function`. A graph (torch.compile, torch.export) has nodes of tensors and plain numbers
+only: for it a NamedTuple is taken apart by the types of its fields (`Arguments`), and put together again in the node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, Generic, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -22,8 +20,6 @@ from selattn.ops.request import Attention, AuxOutput, Request
 from selattn.ops.rules import COMBINE, Fixed, Pattern, Strided
 from selattn.ops.selection import Selection
 
-Call = TypeVar("Call", bound=tuple[Any, ...])
-Results = TypeVar("Results", bound=tuple[Tensor, ...])
 Saved = Mapping[str, Tensor]  # results of the forward pass, by name
 Came = Mapping[str, Tensor | None]  # gradients of results, by name
 
@@ -154,122 +150,130 @@ def _read_number(kind: Any, numbers: Iterator[float]) -> Any:
 
 
 def node(name: str, arguments: Arguments, run: Any, shapes: Any, results: int, writes: tuple[str, ...] = ()) -> Any:
-    """`run` of a NamedTuple as a node of a graph, without gradients; `shapes` gives empty results. Gets `flatten`ed."""
+    """`run`, a function of one NamedTuple, as a node of a graph without gradients, called with what `flatten` gives.
+
+    shapes: gives empty results; results: how many there are; writes: the arguments that `run` writes to.
+    """
     schema = arguments.schema
     for letter, written in zip("abcdefgh", writes, strict=False):
         for kind in ("Tensor", "Tensor?"):
             to = kind.replace("Tensor", f"Tensor({letter}!)")
             schema = schema.replace(f"{kind} {written},", f"{to} {written},")
-    found = torch.library.custom_op(
+    made = torch.library.custom_op(
         f"selattn::{name}",
         lambda *args: run(arguments.build(args)),
         mutates_args=writes,
         schema=f"({schema}) -> {'Tensor' if results == 1 else f'({_tensors(results)})'}",
     )
-    found.register_fake(lambda *args: shapes(arguments.build(args)))
-    return found
+    made.register_fake(lambda *args: shapes(arguments.build(args)))
+    return made
 
 
-@dataclass(frozen=True)
-class Kernel(Generic[Call, Results]):
-    """What a backend computes.
+class Operator:
+    """A backend's attention as a function of a `Request` that torch can differentiate, compile and export.
 
-    Attributes:
+    Args:
         name: of the backend; the nodes are `selattn::NAME_forward` and `selattn::NAME_backward`.
-        call: what it computes from, a NamedTuple: `Request`, or less.
         results: the NamedTuple that `forward` gives back. What was not asked for is an empty tensor.
         forward: computes the results.
         shapes: gives empty tensors of the results' shapes and types.
-        backward: computes gradients by the names of the call's tensors. It gets the call, the saved results, the
+        backward: computes gradients by the names of the request's tensors. It gets the request, the saved results, the
             gradients of the `DIFFERENTIABLE` results (None where nothing came) and the names that are needed.
         saved: the results that the backward pass reads.
-        gradients: the tensors of the call that can have a gradient.
+        gradients: the tensors of the request that can have a gradient.
     """
 
-    name: str
-    call: type[Call]
-    results: type[Results]
-    forward: Callable[[Call], Results]
-    shapes: Callable[[Call], Results]
-    backward: Callable[[Call, Saved, Came, frozenset[str]], Mapping[str, Tensor | None]]
-    saved: tuple[str, ...]
-    gradients: tuple[str, ...]
-
-
-class Operator(Generic[Call, Results]):
-    """A function of a call that torch can differentiate, compile and export.
-
-    Attributes:
-        forward: the node; its arguments are `arguments.flatten(call)`.
-        backward: that of the backward pass: saved results, gradients that came, what is needed, and the same arguments.
-    """
-
-    def __init__(self, kernel: Kernel[Call, Results]) -> None:
-        self.kernel = kernel
-        self.arguments = Arguments(kernel.call)
-        self.fields: tuple[str, ...] = kernel.results._fields  # type: ignore[attr-defined]
-        self.came = tuple(name for name in DIFFERENTIABLE if name in self.fields)
+    def __init__(
+        self,
+        name: str,
+        *,
+        results: Any,
+        forward: Callable[[Request], Any],
+        shapes: Callable[[Request], Any],
+        backward: Callable[[Request, Saved, Came, frozenset[str]], Mapping[str, Tensor | None]],
+        saved: tuple[str, ...],
+        gradients: tuple[str, ...],
+    ) -> None:
+        self.name, self.results, self.run_forward, self.run_backward = name, results, forward, backward
+        self.saved, self.gradients = saved, gradients
+        self.arguments = Arguments(Request)
+        self.fields: tuple[str, ...] = results._fields
+        self.came = tuple(field for field in DIFFERENTIABLE if field in self.fields)
         # Of a call in Python: its own tensors (not the strength), and the results that are saved.
-        self.tensors = tuple(name for name in self.arguments.tensors if name in kernel.call._fields)  # type: ignore[attr-defined]
-        self.tensors_of = itemgetter(*(kernel.call._fields.index(name) for name in self.tensors))  # type: ignore[attr-defined]
-        self.saved_of = itemgetter(*map(self.fields.index, kernel.saved))
-        self.constant_of = itemgetter(*(i for i, name in enumerate(self.fields) if name not in self.came))
-        self.forward, self.backward = self._register_forward(), self._register_backward()
+        self.tensors = tuple(field for field in self.arguments.tensors if field in Request._fields)
+        self.tensors_of = itemgetter(*(Request._fields.index(field) for field in self.tensors))
+        self.saved_of = itemgetter(*map(self.fields.index, saved))
+        self.constant_of = itemgetter(*(i for i, field in enumerate(self.fields) if field not in self.came))
+        self.forward = node(f"{name}_forward", self.arguments, self._run, shapes, len(self.fields))
+        self.forward.register_autograd(self._differentiate, setup_context=self._save)
+        self.backward = self._register_backward()
 
-    def __call__(self, call: Call, gradient: bool) -> Results:
-        """The results; `gradient`: a backward pass can follow."""
-        if in_graph(call[0]):
-            return self.kernel.results(*self.forward(*self.arguments.flatten(call)))
-        if not gradient:
-            return self.kernel.forward(call)
-        return self.kernel.results(*_Eager.apply(self, call, *self.tensors_of(call)))
+    def attend(self, request: Request) -> Attention:
+        """The output, and of what else is wanted the results of that name."""
+        wanted = request.wanted
+        gradient = request.needs_grad  # a backward pass can follow
+        if gradient:
+            request = request._replace(gradient=True)
+        if in_graph(request.query):
+            computed = self.results(*self.forward(*self.arguments.flatten(request)))
+        elif gradient:
+            computed = self.results(*_Eager.apply(self, request, *self.tensors_of(request)))
+        else:
+            computed = self.run_forward(request)
+        if not any(wanted):
+            return Attention(computed.output)
+        aux = (
+            getattr(computed, name, None) if asked else None for name, asked in zip(wanted._fields, wanted, strict=True)
+        )
+        return Attention(computed.output, AuxOutput(*aux))
 
-    def _run(self, call: Call) -> Results:
-        return self.kernel.forward(call)
+    def differentiate(self, request: Request, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor]:
+        """The gradients that are needed, each of the type of its input."""
+        given = self.run_backward(request, saved, came, needed)
+        return {n: x.to(getattr(request, n).dtype) for n, x in given.items() if n in needed and x is not None}
 
-    def gradients(self, call: Call, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor]:
-        """Those that are needed, each of the type of its input."""
-        found = self.kernel.backward(call, saved, came, needed)
-        return {name: x.to(getattr(call, name).dtype) for name, x in found.items() if name in needed and x is not None}
+    def flags(self, needs: Mapping[str, bool]) -> int:
+        """What is needed, as the backward node is told: a bit for each of `gradients`."""
+        return sum(needs[name] << i for i, name in enumerate(self.gradients))
 
-    def _register_forward(self) -> Any:
-        kernel = self.kernel
-        op = node(f"{kernel.name}_forward", self.arguments, self._run, kernel.shapes, len(self.fields))
-        op.register_autograd(self._differentiate, setup_context=self._save)
-        return op
+    def asked(self, d_results: tuple[Tensor | None, ...]) -> Came:
+        """The gradients that came: what was not asked for is empty, and so is what comes back for it."""
+        each = zip(self.fields, d_results, strict=True)
+        return {name: x if x is not None and x.numel() else None for name, x in each if name in self.came}
+
+    def _run(self, request: Request) -> Any:
+        return self.run_forward(request)
 
     def _register_backward(self) -> Any:
-        kernel = self.kernel
-        declared = [*(f"Tensor saved_{name}" for name in kernel.saved), *(f"Tensor? d_{name}" for name in self.came)]
+        declared = [*(f"Tensor saved_{name}" for name in self.saved), *(f"Tensor? d_{name}" for name in self.came)]
 
-        def split(args: tuple[Any, ...]) -> tuple[Any, Saved, Came, frozenset[str]]:
+        def split(args: tuple[Any, ...]) -> tuple[Request, Saved, Came, frozenset[str]]:
             given = iter(args)
-            saved = {name: next(given) for name in kernel.saved}
+            saved = {name: next(given) for name in self.saved}
             came = {name: next(given) for name in self.came}
             flags = next(given)
-            needed = frozenset(name for i, name in enumerate(kernel.gradients) if flags >> i & 1)
+            needed = frozenset(name for i, name in enumerate(self.gradients) if flags >> i & 1)
             return self.arguments.build(given), saved, came, needed
 
         def run(*args: Any) -> tuple[Tensor, ...]:
-            found = self.gradients(*split(args))  # what nobody needs is empty: a node gives tensors
-            return tuple(found[name] if name in found else args[0].new_empty(0) for name in kernel.gradients)
+            made = self.differentiate(*split(args))  # a node gives tensors: those that nobody needs are empty
+            return tuple(made[name] if name in made else args[0].new_empty(0) for name in self.gradients)
 
-        results = _tensors(len(kernel.gradients))
         op = torch.library.custom_op(
-            f"selattn::{kernel.name}_backward",
+            f"selattn::{self.name}_backward",
             run,
             mutates_args=(),
-            schema=f"({', '.join(declared)}, int needed, {self.arguments.schema}) -> ({results})",
+            schema=f"({', '.join(declared)}, int needed, {self.arguments.schema}) -> ({_tensors(len(self.gradients))})",
         )
 
         @op.register_fake
         def _(*args: Any) -> tuple[Tensor, ...]:
-            call, _, _, needed = split(args)
+            request, _, _, needed = split(args)
             return tuple(
-                torch.empty_like(getattr(call, name), memory_format=torch.contiguous_format)
+                torch.empty_like(getattr(request, name), memory_format=torch.contiguous_format)
                 if name in needed
                 else args[0].new_empty(0)
-                for name in kernel.gradients
+                for name in self.gradients
             )
 
         return op
@@ -283,53 +287,40 @@ class Operator(Generic[Call, Results]):
 
     def _differentiate(self, ctx: Any, *d_results: Tensor | None) -> tuple[Tensor | None, ...]:
         kept = iter(ctx.saved_tensors)
-        saved = [next(kept) for _ in self.kernel.saved]
+        saved = [next(kept) for _ in self.saved]
         tensors = [next(kept) if there else None for there in ctx.there]
         needs = dict(zip(self.arguments.tensors, ctx.needs_input_grad, strict=False))
-        flags = self.flags(needs)
-        values = self.backward(*saved, *self.asked(d_results).values(), flags, *tensors, ctx.numbers)
-        found = dict(zip(self.kernel.gradients, values, strict=True))
-        return (*(found.get(name) if need else None for name, need in needs.items()), None)  # none for the numbers
-
-    def asked(self, d_results: tuple[Tensor | None, ...]) -> Came:
-        """The gradients that came: what was not asked for is empty, and so is what comes back for it."""
-        found: dict[str, Tensor | None] = {}
-        for name, x in zip(self.fields, d_results, strict=True):
-            if name in self.came:
-                found[name] = x if x is not None and x.numel() else None
-        return found
-
-    def flags(self, needs: Mapping[str, bool]) -> int:
-        """What is needed, as the backward node is told: a bit for each of the kernel's gradients."""
-        return sum(needs[name] << i for i, name in enumerate(self.kernel.gradients))
+        values = self.backward(*saved, *self.asked(d_results).values(), self.flags(needs), *tensors, ctx.numbers)
+        made = dict(zip(self.gradients, values, strict=True))
+        return (*(made.get(name) if need else None for name, need in needs.items()), None)  # None for the numbers
 
 
 class _Eager(torch.autograd.Function):
     """The passes of an `Operator`, called at once."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator[Any, Any], call: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        found = operator.kernel.forward(call)
+    def forward(ctx: Any, operator: Operator, request: Request, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        results = operator.run_forward(request)
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*operator.constant_of(found))
-        # Nothing but what is saved outlives the backward pass, and nobody changes it unnoticed.
-        ctx.operator, ctx.call = operator, call._replace(**dict.fromkeys(operator.tensors))
-        ctx.save_for_backward(*operator.saved_of(found), *tensors)
-        return tuple(found)
+        ctx.mark_non_differentiable(*operator.constant_of(results))
+        # Nothing but what is saved outlives the forward pass, and autograd notices if it is changed.
+        ctx.operator, ctx.request = operator, request._replace(**dict.fromkeys(operator.tensors))
+        ctx.save_for_backward(*operator.saved_of(results), *tensors)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *d_results: Tensor | None) -> tuple[Tensor | None, ...]:
         operator, kept = ctx.operator, iter(ctx.saved_tensors)
-        saved = dict(zip(operator.kernel.saved, kept, strict=False))
+        saved = dict(zip(operator.saved, kept, strict=False))
         tensors = dict(zip(operator.tensors, kept, strict=True))
         needs = dict(zip(operator.tensors, ctx.needs_input_grad[2:], strict=True))
-        needed = frozenset(filter(needs.__getitem__, operator.kernel.gradients))
+        needed = frozenset(filter(needs.__getitem__, operator.gradients))
         with torch.no_grad():
-            found = operator.gradients(ctx.call._replace(**tensors), saved, operator.asked(d_results), needed)
-        if torch.is_grad_enabled():  # somebody may differentiate once more
+            made = operator.differentiate(ctx.request._replace(**tensors), saved, operator.asked(d_results), needed)
+        if torch.is_grad_enabled():  # the caller may differentiate once more
             inputs = [x for x in (*tensors.values(), *d_results) if x is not None]
-            found = {name: _Last.apply(operator.kernel.name, x, *inputs) for name, x in found.items()}
-        return (None, None, *map(found.get, operator.tensors))
+            made = {name: _Last.apply(operator.name, x, *inputs) for name, x in made.items()}
+        return (None, None, *map(made.get, operator.tensors))
 
 
 class _Last(torch.autograd.Function):
@@ -345,20 +336,6 @@ class _Last(torch.autograd.Function):
         raise RuntimeError(
             f"selattn's {ctx.name} backend has no second derivative: use backend='reference' for double backward"
         )
-
-
-def attend(operator: Operator[Request, Any], request: Request) -> Attention:
-    """The output, and of what else is wanted the results of that name."""
-    wanted, gradient = request.wanted, request.needs_grad
-    found = operator(request._replace(gradient=True) if gradient else request, gradient)
-    if not any(wanted):
-        return Attention(found.output)
-    return Attention(
-        found.output,
-        AuxOutput(
-            *(getattr(found, name, None) if asked else None for name, asked in zip(wanted._fields, wanted, strict=True))
-        ),
-    )
 
 
 def _tensors(count: int) -> str:

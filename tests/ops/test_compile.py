@@ -180,10 +180,10 @@ def check_operator(operator, request):
     if not request.query.requires_grad:
         return
     plain = tuple(x.detach() if torch.is_tensor(x) else x for x in arguments)
-    found = dict(zip(operator.kernel.results._fields, operator.forward(*plain), strict=True))
-    saved = [found[name] for name in operator.kernel.saved]
+    found = dict(zip(operator.fields, operator.forward(*plain), strict=True))
+    saved = [found[name] for name in operator.saved]
     came = [torch.ones_like(found[name]) if found[name].numel() else None for name in operator.came]
-    needs = operator.flags({name: getattr(request, name) is not None for name in operator.kernel.gradients})
+    needs = operator.flags({name: getattr(request, name) is not None for name in operator.gradients})
     torch.library.opcheck(operator.backward, (*saved, *came, needs, *plain))
 
 

@@ -40,7 +40,7 @@ from selattn.ops.backends.tile import (
     soft_capped,
     visible,
 )
-from selattn.ops.operator import Came, Kernel, Operator, Saved, attend
+from selattn.ops.operator import Came, Operator, Saved
 from selattn.ops.request import Attention, Request
 from selattn.ops.rules import compute_dtype
 from selattn.ops.selection import (
@@ -71,7 +71,7 @@ class Chunked(Backend):
     def attend(self, request: Request) -> Attention:
         # The seed is drawn here, outside of the operator, so that checkpointing and torch.manual_seed govern it.
         seed = torch.randint(1 << 31, (), dtype=torch.int64) if request.rules.dropout_p else None
-        return attend(OPERATOR, request.without_padding()._replace(seed=seed))
+        return OPERATOR.attend(request.without_padding()._replace(seed=seed))
 
 
 class Forward(NamedTuple):
@@ -330,14 +330,11 @@ def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
 
 
 OPERATOR = Operator(
-    Kernel(
-        name="chunked",
-        call=Request,
-        results=Forward,
-        forward=forward,
-        shapes=shapes,
-        backward=backward,
-        saved=("output", "lse"),
-        gradients=("query", "key", "value", "selection_query", "selection_key", "bias", "initial_f"),
-    )
+    "chunked",
+    results=Forward,
+    forward=forward,
+    shapes=shapes,
+    backward=backward,
+    saved=("output", "lse"),
+    gradients=("query", "key", "value", "selection_query", "selection_key", "bias", "initial_f"),
 )

@@ -33,7 +33,7 @@ from selattn.ops.backends.cpu_library import (
     integers,
     rules_fields,
 )
-from selattn.ops.operator import Came, Kernel, Operator, Saved, attend
+from selattn.ops.operator import Came, Operator, Saved
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 from selattn.ops.rules import compute_dtype
@@ -72,7 +72,7 @@ class Cpu(Backend):
         return None
 
     def attend(self, request: Request) -> Attention:
-        return attend(OPERATOR, request)
+        return OPERATOR.attend(request)
 
     def order_refusal(self, request: OrderRequest) -> str | None:
         return cpu_order.order_refusal(request)
@@ -432,14 +432,11 @@ def _run(function: str, r: Request, folds: Folds, form: Form | None, results: di
 
 
 OPERATOR = Operator(
-    Kernel(
-        name="cpu",
-        call=Request,
-        results=Results,
-        forward=_forward,
-        shapes=_shapes,
-        backward=_backward,
-        saved=("output", "lse", "block_f", "dead"),
-        gradients=("query", "key", "value", "bias", "selection_query", "selection_key"),
-    )
+    "cpu",
+    results=Results,
+    forward=_forward,
+    shapes=_shapes,
+    backward=_backward,
+    saved=("output", "lse", "block_f", "dead"),
+    gradients=("query", "key", "value", "bias", "selection_query", "selection_key"),
 )

@@ -10,7 +10,6 @@ from torch import Tensor
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.triton import cache, configs
 from selattn.ops.backends.triton.attention import OPERATOR
-from selattn.ops.operator import attend
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 
@@ -39,7 +38,7 @@ class Triton(Backend):
         return reason or next((reason for reason, holds in reasons.items() if holds), None)
 
     def attend(self, request: Request) -> Attention:
-        return attend(OPERATOR, request.without_padding())
+        return OPERATOR.attend(request.without_padding())
 
     def order_refusal(self, request: OrderRequest) -> str | None:
         return cache.order_refusal(request)

@@ -20,7 +20,7 @@ from selattn.ops.backends.triton.prepare import (
     prepare,
     rows_of,
 )
-from selattn.ops.operator import Came, Kernel, Operator, Saved
+from selattn.ops.operator import Came, Operator, Saved
 from selattn.ops.request import Request
 
 CHUNK = 1024  # keys that a program looks at in one go when it lists the living
@@ -401,14 +401,11 @@ def _queries(
 
 
 OPERATOR = Operator(
-    Kernel(
-        name="triton",
-        call=Request,
-        results=Found,
-        forward=forward,
-        shapes=shapes,
-        backward=backward,
-        saved=("output", "lse", "block_f", "dead"),
-        gradients=("query", "key", "value", "selection_query", "selection_key", "bias", "initial_f"),
-    )
+    "triton",
+    results=Found,
+    forward=forward,
+    shapes=shapes,
+    backward=backward,
+    saved=("output", "lse", "block_f", "dead"),
+    gradients=("query", "key", "value", "selection_query", "selection_key", "bias", "initial_f"),
 )

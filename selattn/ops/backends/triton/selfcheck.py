@@ -1,17 +1,14 @@
 """Whether the kernels are right on this device: nobody has tried them on all cards, so each user's is asked once.
 
 The first use on a device, in a dtype, with heads of at most 64 or of more features (each has its own configuration),
-holds a few small examples against the reference. The result is remembered in a file for device, driver and versions,
-the text of the kernels included. Until they have passed, "auto" does not take the kernels; where they have not, one
-warning says so.
+compares a few small examples with the reference. The result is cached in a file for device, driver and versions,
+the text of the kernels included. Until they have passed, "auto" does not take the kernels; where they fail, one warning
+says so.
 
-    failure(place, backend)   None if the kernels can be trusted, else what is wrong; checks if nobody has
-    known(place)              what is remembered
-
-The rule is that of errors, not of tolerances: the truth is the reference in fp64, and an error may be as large as that
-of the reference in the same precision, times a factor, beside a little rounding. For half precision the factor is
-larger: the reference keeps its weights and its output in fp32 for the backward pass, which no flash kernel does. Which
-token leaves, in decoding and in the eviction order, has to be the same, and F and the output have to be near.
+An error is measured, not held against a tolerance: the truth is the reference in fp64, and an error may be as large as
+that of the reference in the same precision, times a factor, beside a little rounding. For half precision the factor is
+larger: the reference keeps its weights and its output in fp32 for the backward pass, which no flash kernel does. In
+decoding and in the eviction order the same tokens must be evicted, and F and the output must be near.
 `benchmarks/gpu_check.py` has many more examples.
 """
 
@@ -22,11 +19,11 @@ import hashlib
 import itertools
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -34,7 +31,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from selattn.errors import CannotWriteError
-from selattn.ops.backends import plain_order, plain_step
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.reference import Reference
 from selattn.ops.backends.triton import configs
@@ -47,96 +43,29 @@ from selattn.utils import files, records
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FOLDER = "triton"  # in the cache folder
-HEADS = 4
+HEADS, GROUPS = 4, 2
 DIFFERENTIABLE = ("query", "key", "value", "selection_query", "selection_key", "bias", "initial_f")
 
 
 class Size(NamedTuple):
-    """Of an example: tokens, features of a head, and where it runs."""
+    """How large an example is, and where it runs."""
 
-    n: int = 300
-    size: int = 64
-    dtype: torch.dtype = torch.bfloat16
-    device: torch.device = torch.device("cuda")
-
-
-class Situation(NamedTuple):
-    """A call of attention, for any number n of tokens. Two rows in the batch, four heads."""
-
-    rules: Rules = Rules(Selection())
-    wanted: AuxRequest = AuxRequest(memory=True)
-    gain: float = 2.0  # of the queries
-    groups: int = 2
-    past: float = 0.0  # keys before the first query, as a share of n
-    sequences: Callable[[int], Sequences] | None = None
-    until: Callable[[int], Tensor] | None = None
-    mask: Callable[[int], Tensor] | None = None
-    bias: Callable[[int], tuple[int, ...]] | None = None  # its shape
-    separate: int = 0  # masks of a separate form
-    value_size: float = 1.0  # as a share of the head's
-    tokens: float = 1.0  # more of them
+    n: int  # tokens
+    size: int  # features of a head
+    dtype: torch.dtype
+    device: torch.device
 
 
-def until_rows(n: int) -> Tensor:
-    """[2, n] the row from which each token is gone."""
-    return torch.arange(n)[None] + torch.tensor([[n // 4], [2 * n // 3]])
-
-
-def rows_of_tokens(n: int) -> Tensor:
-    """[1, n] their numbers."""
-    return torch.arange(n)[None]
-
-
-SITUATIONS = {
-    "sharp": Situation(gain=6.0, tokens=1.75),
-    "everything": Situation(
-        Rules(Selection((3, 1)), strength=0.7, softcap=5.0),
-        sequences=lambda n: Sequences.from_documents(
-            rows_of_tokens(n) // torch.tensor([[n // 3], [4 * n // 5]]),
-            rows_of_tokens(n) >= torch.tensor([[n // 9], [0]]),
-        ),
-        until=until_rows,
-    ),
-    "bias": Situation(bias=lambda n: (2, HEADS, n, n)),  # tiles have another size
-}
-
-
-def make(name: str, size: Size, among: Mapping[str, Situation] = SITUATIONS) -> Request:
-    """The call of a situation; of numbers that the dtype has, drawn on the CPU, so the same on all devices."""
-    s, chance = among[name], torch.Generator().manual_seed(len(name))
-    n = int(size.n * s.tokens)
-    past, features = int(n * s.past), size.size
-
-    def normal(*shape: int, dtype: torch.dtype = size.dtype) -> Tensor:
-        return torch.randn(shape, generator=chance).to(dtype)
-
-    exact = compute_dtype(size.dtype)
-    made = {
-        "query": s.gain * normal(2, HEADS, n, features),
-        "key": normal(2, s.groups, n + past, features),
-        "value": normal(2, s.groups, n + past, max(1, int(features * s.value_size))),
-        "start": None if s.sequences is None else s.sequences(n).start,
-        "until": None if s.until is None else s.until(n).view(2, -1, n),
-        "mask": None if s.mask is None else s.mask(n),
-        "bias": None if s.bias is None else normal(*s.bias(n), dtype=exact),
-    }
-    if s.separate:
-        made["selection_query"] = normal(2, s.separate, n, 5)
-        made["selection_key"] = normal(2, s.separate, n + past, 5)
-    if past:
-        masks = s.rules.masks(made.get("selection_query"))
-        made["initial_f"] = torch.cat([normal(2, masks, past, dtype=exact).abs(), torch.zeros(2, masks, n)], -1)
-    placed = {key: None if x is None else x.to(size.device) for key, x in made.items()}
-    return Request(**placed, rules=s.rules, wanted=s.wanted)  # type: ignore[arg-type]
+# Examples: each returns what is wrong with a backend's results, a line for each.
+Example = Callable[[Size, Backend], list[str]]
 
 
 def judge(request: Request, backend: Backend) -> list[str]:
-    """What is wrong with the backend's results: output, M, final F and every gradient. A line for each."""
+    """What is wrong with the backend's attention: output, what else is wanted, and every gradient."""
     dtype = request.query.dtype
     upstream: dict[str, Tensor] = {}
     given = {name: x for name in DIFFERENTIABLE if (x := getattr(request, name)) is not None}
-    exact = request._replace(**{name: x.double() for name, x in given.items()})
-    truth = _results(exact, Reference(), upstream)
+    truth = _results(request._replace(**{name: x.double() for name, x in given.items()}), Reference(), upstream)
     plain = _results(request, Reference(), upstream)
     got = _results(request, backend, upstream)
     factor, little = (2.0 if dtype == torch.float32 else 4.0), 8 * torch.finfo(dtype).eps
@@ -156,7 +85,7 @@ def judge(request: Request, backend: Backend) -> list[str]:
 
 
 def _results(request: Request, backend: Backend, upstream: dict[str, Tensor]) -> dict[str, Tensor]:
-    """By name, in fp64: what comes back, and the gradient of every input, for gradients that are drawn once."""
+    """By name, in fp64: what comes back, and the gradient of every input. `upstream` keeps the gradients drawn once."""
     with torch.enable_grad():
         tensors = {name: x for name in DIFFERENTIABLE if (x := getattr(request, name)) is not None}
         leaves = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
@@ -166,9 +95,48 @@ def _results(request: Request, backend: Backend, upstream: dict[str, Tensor]) ->
             chance = torch.Generator().manual_seed(len(name))
             upstream.setdefault(name, torch.randn(x.shape, generator=chance).to(request.query).double())
         came = [upstream[name].to(x.dtype) for name, x in got.items()]
-        found = torch.autograd.grad(list(got.values()), list(leaves.values()), came, materialize_grads=True)
-    gradients = {f"d {name}": x.double() for name, x in zip(leaves, found, strict=True)}
-    return {name: x.detach().double() for name, x in got.items()} | gradients
+        gradients = torch.autograd.grad(list(got.values()), list(leaves.values()), came, materialize_grads=True)
+    return {name: x.detach().double() for name, x in got.items()} | {
+        f"d {name}": x.double() for name, x in zip(leaves, gradients, strict=True)
+    }
+
+
+def _tokens(size: Size, seed: int, gain: float = 1.0) -> Tokens:
+    """Of numbers that the dtype has, drawn on the CPU, so the same on all devices."""
+    chance = torch.Generator().manual_seed(seed)
+    query, key, value = (
+        torch.randn(2, heads, size.n, size.size, generator=chance).to(size.device, size.dtype)
+        for heads in (HEADS, GROUPS, GROUPS)
+    )
+    return Tokens(gain * query, key, value)
+
+
+def _attention(size: Size, rules: Rules, gain: float = 2.0, **more: Tensor) -> Request:
+    query, key, value = _tokens(size, 0, gain)[:3]
+    given = {name: x.to(size.device) for name, x in more.items()}
+    return Request(query, key, value, rules, AuxRequest(memory=True), **given)  # type: ignore[arg-type]
+
+
+def judge_sharp(size: Size, backend: Backend) -> list[str]:
+    """Logits so large that many columns are masked for good and left out."""
+    return judge(_attention(size._replace(n=size.n * 7 // 4), Rules(Selection()), 6.0), backend)
+
+
+def judge_everything(size: Size, backend: Backend) -> list[str]:
+    """Two masks, a strength and a soft cap, over padded and packed rows from which tokens are evicted."""
+    index, n = torch.arange(size.n)[None], size.n
+    documents = index // torch.tensor([[n // 3], [4 * n // 5]]), index >= torch.tensor([[n // 9], [0]])
+    until = (index + torch.tensor([[n // 4], [2 * n // 3]])).view(2, 1, n)
+    rules = Rules(Selection((3, 1)), strength=0.7, softcap=5.0)
+    start = Sequences.from_documents(*documents).start
+    return judge(_attention(size, rules, start=start, until=until), backend)
+
+
+def judge_bias(size: Size, backend: Backend) -> list[str]:
+    """A bias of pairs, for which tiles have another size."""
+    shape, chance = (2, HEADS, size.n, size.n), torch.Generator().manual_seed(1)
+    bias = torch.randn(shape, generator=chance).to(compute_dtype(size.dtype))
+    return judge(_attention(size, Rules(Selection()), bias=bias), backend)
 
 
 class _HighestF:
@@ -189,98 +157,65 @@ class _HighestF:
         return "POLICY_SELECTIVE", 0.0
 
 
-@dataclass
-class _Slots:
-    """An empty layer of a cache."""
-
-    keys: Tensor
-    values: Tensor
-    position: Tensor
-    f: Tensor
-    score: Tensor
-    selection_keys: Tensor | None = None
-
-
-def _tokens(count: int, size: Size, seed: int) -> Tokens:
-    chance = torch.Generator().manual_seed(seed)
-    heads = (HEADS, 2, 2)
-    drawn = (torch.randn(2, h, count, size.size, generator=chance).to(size.device, size.dtype) for h in heads)
-    return Tokens(*drawn)
-
-
 def judge_steps(size: Size, backend: Backend, budget: int = 6, count: int = 12) -> list[str]:
-    """What is wrong with decoding, from an empty cache on until tokens have left."""
-    rules, exact = Rules(Selection(1)), compute_dtype(size.dtype)
-    rows = torch.tensor([2, 1], device=size.device)  # of a pool with four; the reference has the rows alone
-
-    def slots(count: int) -> _Slots:
-        place = torch.zeros(count, 2, budget, size.size, device=size.device, dtype=size.dtype)
-        position = torch.full((count, 1, budget), -1, dtype=torch.int32, device=size.device)
-        f = torch.zeros(count, 1, 1, budget, dtype=exact, device=size.device)
-        return _Slots(place, place.clone(), position, f, f[:, 0, :, :0])
-
-    pool, alone = slots(4), slots(2)
+    """Decoding, from an empty cache until tokens have been evicted; two rows of a pool of four, not in their order."""
+    rules, rows, places = Rules(Selection(1)), torch.tensor([2, 1], device=size.device), (4, GROUPS, budget, size.size)
+    pools = []
+    for _ in range(2):
+        keys, values = (torch.zeros(places, device=size.device, dtype=size.dtype) for _ in range(2))
+        position = torch.full((4, 1, budget), -1, dtype=torch.int32, device=size.device)
+        f = torch.zeros(4, 1, 1, budget, dtype=compute_dtype(size.dtype), device=size.device)
+        pools.append(
+            SimpleNamespace(keys=keys, values=values, position=position, f=f, score=f[:, 0, :, :0], selection_keys=None)
+        )
     near = 1e-4 if size.dtype == torch.float32 else 8 * torch.finfo(size.dtype).eps
     for i in range(count):
-        new, used = _tokens(1, size, i), min(i + 1, budget)
-        length = torch.full((2,), i, device=size.device)
-        got = backend.step(StepRequest(new, rules, pool, rows, length, _HighestF(), budget, used))
-        want = plain_step.step(StepRequest(new, rules, alone, None, length, _HighestF(), budget, used))
-        if not torch.equal(pool.position[rows], alone.position):
+        new, length = _tokens(size._replace(n=1), i), torch.full((2,), i, device=size.device)
+        used, policy = min(i + 1, budget), _HighestF()
+        requests = (StepRequest(new, rules, pool, rows, length, policy, budget, used) for pool in pools)
+        got, want = (each.step(request) for each, request in zip((backend, Reference()), requests, strict=True))
+        if not torch.equal(pools[0].position, pools[1].position):
             return [f"in step {i} of decoding another token is evicted"]
-        for name, a, b in (("output", got, want), ("F", pool.f[rows], alone.f)):
+        for name, a, b in (("output", got, want), ("F", pools[0].f, pools[1].f)):
             if not (a.double() - b.double()).abs().max() <= near * (1 + b.double().abs().max()):
                 return [f"in step {i} of decoding the {name} is off"]
     return []
 
 
 def judge_order(size: Size, backend: Backend, budget: int = 7) -> list[str]:
-    """What is wrong with the eviction order of whole sequences, padded and packed."""
-    count, exact = min(size.n, 120), compute_dtype(size.dtype)
-    ids, real = (
-        rows_of_tokens(count) // torch.tensor([[count // 2], [count]]),
-        rows_of_tokens(count) >= torch.tensor([[3], [0]]),
-    )
+    """The eviction order of whole sequences, padded and packed."""
+    count = min(size.n, 120)
+    index = torch.arange(count)[None]
+    ids, real = index // torch.tensor([[count // 2], [count]]), index >= torch.tensor([[3], [0]])
     sequences = Sequences.from_documents(ids, real)
     positions = sequences.positions.masked_fill(~sequences.real, -1).to(size.device)
     until = torch.full((2, 1, count), NEVER, device=size.device)
-    f = torch.zeros(2, 1, count, dtype=exact, device=size.device)
-    tokens = _tokens(count, size, 0)
-    before = Order(until, f, f.clone())
-    request = OrderRequest(tokens, Rules(Selection(1)), tokens.key, None, positions, _HighestF(), budget, before)
-    got, want = backend.order(request)[0], plain_order.order(request)[0]
+    f = torch.zeros(2, 1, count, dtype=compute_dtype(size.dtype), device=size.device)
+    tokens, rules, before = _tokens(size._replace(n=count), 0), Rules(Selection(1)), Order(until, f, f.clone())
+    request = OrderRequest(tokens, rules, tokens.key, None, positions, _HighestF(), budget, before)
+    got, want = backend.order(request)[0], Reference().order(request)[0]
     if not torch.equal(got.until, want.until):
-        return ["in the eviction order other tokens leave"]
+        return ["in the eviction order other tokens are evicted"]
     near = 1e-4 * (1 + want.f.abs().max())
     return [] if (got.f - want.f).abs().max() <= near else ["in the eviction order F is off"]
 
 
-class Outcome(NamedTuple):
-    """What came of one example: nothing `wrong`, or a line for each thing."""
-
-    name: str
-    size: int
-    dtype: str
-    wrong: list[str]
+CACHE: dict[str, Example] = {"decoding": judge_steps, "eviction order": judge_order}
+EXAMPLES = {**CACHE, "sharp": judge_sharp, "everything": judge_everything, "bias": judge_bias}
 
 
-OTHERS: dict[str, Callable[[Size, Backend], list[str]]] = {"decoding": judge_steps, "eviction order": judge_order}
-EXAMPLES = (*OTHERS, *SITUATIONS)
-
-
-def run(name: str, size: Size, backend: Backend, among: Mapping[str, Situation] = SITUATIONS) -> Outcome:
-    """One example: a situation, "decoding" or "eviction order". What a kernel raises is wrong, too."""
+def attempt(example: Example, size: Size, backend: Backend) -> list[str]:
+    """What is wrong in the example; an error that a kernel raises is wrong, too."""
     try:
-        wrong = OTHERS[name](size, backend) if name in OTHERS else judge(make(name, size, among), backend)
+        return example(size, backend)
     except torch.OutOfMemoryError:  # which says nothing of the kernels
         raise
     except Exception as error:  # whatever the compiler, or the driver, may raise
-        wrong = [f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"]
-    return Outcome(name, size.size, str(size.dtype).removeprefix("torch."), wrong)
+        return [f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no message'}"]
 
 
 class Known(NamedTuple):
-    """What is remembered of a device and a dtype."""
+    """What is cached for a place."""
 
     passed: bool
     wrong: str  # the first of what was wrong
@@ -302,7 +237,7 @@ _in_process: dict[Place, str | None] = {}
 
 
 def place_of(device: torch.device, dtype: torch.dtype, features: int) -> Place:
-    """The place at which heads of so many features are computed. `cuda` alone gets the number of its device."""
+    """The place at which heads with that number of features are computed. `cuda` gets the number of its device."""
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return Place(device, dtype, configs.size_class(features))
@@ -314,8 +249,8 @@ def failure(place: Place, backend: Backend) -> str | None:
     While a CUDA graph is recorded nothing can be tried: what is not known by then is not trusted in that call.
     """
     if place not in _in_process:
-        remembered = known(place)
-        if remembered is not None and remembered.passed:
+        cached = known(place)
+        if cached is not None and cached.passed:
             _in_process[place] = None
         elif place.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "it has not been checked on this device yet"
@@ -325,8 +260,15 @@ def failure(place: Place, backend: Backend) -> str | None:
 
 
 def _check(place: Place, backend: Backend) -> str | None:
-    outcomes = (examine(name, place, backend) for name in EXAMPLES)
-    wrong = next((f"{x.name}: {x.wrong[0]}" for x in outcomes if x.wrong), None)
+    """The first thing that is wrong; the result is cached. The caller's modes, autocast and no_grad are set aside."""
+    small = place.device.type == "cpu"  # in Triton's interpreter
+    size = Size(37 if small else 200, place.size // 4 if small else place.size, place.dtype, place.device)
+    wrong = None
+    with _disable_current_modes(), torch.inference_mode(False), torch.autocast(place.device.type, enabled=False):
+        for name, example in EXAMPLES.items():
+            if lines := attempt(example, size, backend):
+                wrong = f"{name}: {lines[0]}"
+                break
     remember(place, wrong)
     if wrong is not None:
         warn_once(
@@ -342,37 +284,26 @@ def warn_once(message: str) -> None:
     warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 
-def examine(name: str, place: Place, backend: Backend) -> Outcome:
-    """One example. What the caller has under way (modes, autocast, no gradients) is set aside."""
-    small = place.device.type == "cpu"  # in Triton's interpreter
-    size = Size(37 if small else 200, place.size // 4 if small else place.size, place.dtype, place.device)
-    with _disable_current_modes(), torch.inference_mode(False), torch.autocast(place.device.type, enabled=False):
-        return run(name, size, backend)
-
-
 def known(place: Place) -> Known | None:
-    """What is remembered; None if nothing is."""
+    """The cached result; None if there is none, or the file is damaged."""
     try:
-        found = json.loads(_file(place).read_text())
-        return Known(bool(found["passed"]), str(found["wrong"]), str(found["date"]))
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or not whole: it is made anew
+        content = json.loads(_file(place).read_text())
+        return Known(bool(content["passed"]), str(content["wrong"]), str(content["date"]))
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def remember(place: Place, wrong: str | None) -> None:
-    """For later processes; where nothing can be written, they check for themselves."""
-    content = {
-        "passed": wrong is None,
-        "wrong": wrong or "",
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        **_identity(place),
-    }
+    """Cache the result for later processes; where nothing can be written, they check for themselves."""
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with suppress(CannotWriteError):
-        files.write_json(_file(place), content)
+        files.write_json(
+            _file(place), {"passed": wrong is None, "wrong": wrong or "", "date": date, **_identity(place)}
+        )
 
 
 def forget() -> None:
-    """What this process knows; files stay."""
+    """Empty this process's memory; files stay."""
     _in_process.clear()
 
 
@@ -380,15 +311,14 @@ def states() -> dict[str, str]:
     """For each dtype and size what is known of this machine's device, in words."""
     if configs.unavailable() is not None or not torch.cuda.is_available():
         return {}
-    found = {}
+    lines = {}
     for dtype, size in itertools.product(DTYPES, configs.SIZES):
         place = place_of(torch.device("cuda"), dtype, size)
-        state = known(place)
-        said = "not checked yet: the first use does it"
+        line, state = "not checked yet: the first use does it", known(place)
         if state is not None:
-            said = f"passed on {state.date[:10]}" if state.passed else f"FAILED on {state.date[:10]}: {state.wrong}"
-        found[str(place)] = said
-    return found
+            line = f"passed on {state.date[:10]}" if state.passed else f"FAILED on {state.date[:10]}: {state.wrong}"
+        lines[str(place)] = line
+    return lines
 
 
 def identity(device: torch.device) -> dict[str, str]:
@@ -406,7 +336,7 @@ def _identity(place: Place) -> dict[str, str]:
 
 
 def name_of(device: torch.device) -> str:
-    """Of the card, with its compute capability."""
+    """The card's name, with its compute capability."""
     if device.type != "cuda":
         return "Triton's interpreter"
     major, minor = torch.cuda.get_device_capability(device)

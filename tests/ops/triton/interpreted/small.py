@@ -3,7 +3,7 @@
 from unittest import mock
 
 import torch
-from gpu_check import SITUATIONS
+from gpu_check import make
 
 from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.ops.backends.triton.configs import Config, Tile
@@ -13,11 +13,6 @@ SMALL = Config(16, *(Tile(16, 4, 1, 2) for _ in range(7)))
 
 def size(dtype=torch.float32, n=37):
     return selfcheck.Size(n, 16, dtype, torch.device("cpu"))
-
-
-def make(name, where):
-    """The call of that situation, of all there are."""
-    return selfcheck.make(name, where, SITUATIONS)
 
 
 def wrong(name, dtype=torch.float32, config=SMALL):

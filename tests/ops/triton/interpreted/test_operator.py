@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_check import make
 from torch.testing import assert_close
 
 from selattn.cache import SlotLayer, attend, evictions, make_policy
@@ -9,7 +10,7 @@ from selattn.ops import selective_attention
 from selattn.ops.backends.triton import Triton, cache, selfcheck
 from selattn.ops.backends.triton.attention import OPERATOR
 from tests.ops.test_compile import check_operator
-from tests.ops.triton.interpreted.small import make, size
+from tests.ops.triton.interpreted.small import size
 from tests.ops.triton.interpreted.test_cache import RULES, tokens
 
 

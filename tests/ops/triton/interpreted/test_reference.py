@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from gpu_check import SITUATIONS
+from gpu_check import SITUATIONS, make
 
 from selattn.ops import Sequences, causal_attention
 from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.ops.backends.triton.configs import Config, Tile
 from tests.ops.cases import attend
-from tests.ops.triton.interpreted.small import SMALL, make, size, wrong
+from tests.ops.triton.interpreted.small import SMALL, size, wrong
 
 QUICK = (
     "default",

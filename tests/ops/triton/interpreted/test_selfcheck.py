@@ -13,7 +13,6 @@ import torch
 from selattn.errors import SelattnError
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.triton import Triton, configs, selfcheck
-from selattn.ops.backends.triton.selfcheck import Outcome
 from selattn.utils import records
 from tests.ops.triton.interpreted.faults import changed
 
@@ -73,7 +72,7 @@ def test_it_passes_and_is_remembered(tmp_path):
     for other in (PLACE._replace(dtype=torch.float16), selfcheck.place_of(PLACE.device, PLACE.dtype, 65)):
         assert selfcheck.known(other) is None
     selfcheck.forget()  # as another process
-    with mock.patch.object(selfcheck, "run", side_effect=AssertionError("it was checked again")):
+    with mock.patch.object(selfcheck, "attempt", side_effect=AssertionError("it was checked again")):
         assert selfcheck.failure(PLACE, Triton()) is None
     selfcheck.forget()
     with mock.patch.object(selfcheck, "_driver", return_value="a new one"):
@@ -109,13 +108,13 @@ def test_it_runs_while_a_graph_is_traced(monkeypatch):
     """The caller's modes do not reach it: fake tensors, inference."""
     ran = []
 
-    def run(name, size, backend):
+    def attempt(example, size, backend):
         with torch.enable_grad():
             x = torch.ones(2, requires_grad=True)
             ran.append(torch.autograd.grad((2 * x).sum(), x)[0].tolist())
-        return Outcome(name, 1, "", [])
+        return []
 
-    monkeypatch.setattr(selfcheck, "run", run)
+    monkeypatch.setattr(selfcheck, "attempt", attempt)
 
     def call(x):
         return x + 1 if dispatch._passed("cpu", "torch.float32", 64) else x - 1
@@ -154,7 +153,7 @@ def test_what_auto_takes_on_a_cuda_device(monkeypatch):
 def checked(monkeypatch, tmp_path):
     """The record of two examples, made by the script."""
     cpu = torch.device("cpu")
-    some = [("default", selfcheck.Size(5, 8, device=cpu)), ("decoding", selfcheck.Size(5, 8, torch.float16, cpu))]
+    some = [("default", selfcheck.Size(5, 8, torch.float16, cpu)), ("decoding", selfcheck.Size(5, 8, torch.float16, cpu))]
     monkeypatch.setattr(gpu_check, "whole", lambda device: [(n, x._replace(dtype=torch.float16)) for n, x in some])
     monkeypatch.setattr("sys.argv", ["gpu_check.py", "--out", str(tmp_path / "check.json")])
     with pytest.raises(SystemExit) as done:
