@@ -1,7 +1,7 @@
 /* The eviction order of a pruned cache, for many queries at once.
  *
  * For each row, in order: if `budget` earlier entries are kept, the one that ranks highest leaves; then the row attends to
- * what is kept and to itself, which moves the scores and F. The same as selattn/ops/backends/plain_order.py, without its
+ * what is kept and to itself, which moves the scores and F. The same as selattn/ops/backends/plain.py, without its
  * Python loop.
  */
 template <class T> struct Order { /* of one row of the batch */

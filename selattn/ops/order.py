@@ -1,7 +1,7 @@
-"""Who leaves when: what the eviction order is computed from, what it is, and the rule for one row.
+"""Which token is evicted when: what the eviction order is computed from, what it is, and the rule for one row.
 
-A policy is anything with the attributes of `Ranking`; `selattn.cache` has those that there are. Backends compute the
-order (`OrderRequest` -> `Order`) and a step of decoding (`StepRequest`) by it, and so need to know no more of a policy.
+A policy is anything with the attributes of `Ranking`; `selattn.cache` has the built-in ones. Backends compute the
+order (`OrderRequest` -> `Order`) and a step of decoding (`StepRequest`), and need to know no more of a policy.
 
 Shapes: B batch, H query heads, G key-value heads, n queries, which are the last n of M entries (tokens in the order of
 their positions), P independent orders (1 or G), S selection masks, C places of a layer.
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops.operator import in_transform
 from selattn.ops.request import Tokens
-from selattn.ops.rules import Rules
+from selattn.ops.rules import Rules, position_bias
 
 NEVER = 1 << 40  # a row that no sequence reaches
+COMPILED = ("POLICY_SELECTIVE", "POLICY_H2O", "POLICY_TOVA", "POLICY_WINDOW")  # the policies that kernels may know
 
 
 class Kept(NamedTuple):
@@ -52,7 +52,7 @@ class Ranking(Protocol):
 
 
 class Order(NamedTuple):
-    """What is known of M entries before, and after, some rows."""
+    """The state of M entries before, or after, some rows."""
 
     until: Tensor  # [B, P, M] int64, the row from which an entry is gone; NEVER while it is kept
     f: Tensor  # [B, S, M] F
@@ -73,6 +73,51 @@ class OrderRequest(NamedTuple):
     history: bool = False  # whether the scores after each row are wanted, too
 
 
+class OrderCall(NamedTuple):
+    """An `OrderRequest` for a kernel, made of tensors and numbers only, as a graph takes it."""
+
+    query: Tensor
+    keys: Tensor
+    positions: Tensor
+    before: Order
+    rules: Rules  # the bias by positions is in `bias`
+    bias: Tensor | None  # [B or 1, H or 1, n, M]
+    form_query: Tensor | None  # [B, S, n, Ds] of a separate form
+    form_keys: Tensor | None  # [B, S, M, Ds]
+    policy: int  # in COMPILED
+    parameter: float
+    budget: int
+    selects: bool  # else F is not needed
+    history: bool
+
+
+def order_call(request: OrderRequest) -> OrderCall:
+    """The same without gradients, for a policy that has a number."""
+    tokens, rules, before, policy = request.tokens, request.rules, request.before, request.policy
+    selects = policy.needs_weights or policy.needs_f
+    bias = position_bias(rules, tokens.query, request.positions) if selects else None
+    form = (tokens.selection_query, request.selection_keys) if selects else (None, None)
+    return OrderCall(
+        tokens.query.detach(),
+        request.keys.detach(),
+        request.positions,
+        Order(before.until, before.f.detach(), before.score.detach()),
+        rules._replace(bias=None),
+        None if bias is None else bias.detach(),
+        *(None if x is None else x.detach() for x in form),
+        *policy_number(policy),
+        request.budget,
+        selects,
+        request.history,
+    )
+
+
+def policy_number(policy: Ranking) -> tuple[int, float]:
+    """The policy's place in COMPILED and its parameter; any numbers for one by which nothing is evicted here."""
+    name, parameter = policy.compiled() or (COMPILED[0], 0.0)
+    return COMPILED.index(name), parameter
+
+
 class Slots(Protocol):
     """The storage of a layer, which a step of decoding writes to: R rows of C slots."""
 
@@ -88,6 +133,22 @@ class Slots(Protocol):
     def score(self) -> Tensor: ...  # [R, P, C], or no places if the policy keeps none
     @property
     def selection_keys(self) -> Tensor | None: ...  # [R, S * O, C, Ds]
+
+
+class Stored(NamedTuple):
+    """The tensors of `Slots`, for those who need a tuple."""
+
+    keys: Tensor
+    values: Tensor
+    position: Tensor
+    f: Tensor
+    score: Tensor
+    selection_keys: Tensor | None
+
+
+def stored(slots: Slots) -> Stored:
+    """The tensors themselves: what is written to them is written to the slots."""
+    return Stored(slots.keys, slots.values, slots.position, slots.f, slots.score, slots.selection_keys)
 
 
 class StepRequest(NamedTuple):
@@ -138,7 +199,7 @@ def smallest_f(f: Tensor, orders: int, heads: int) -> Tensor:
 
 
 def victim(policy: Ranking, kept: Kept) -> Tensor:
-    """[B, P] the place of the token that leaves: the highest rank; of equals not the first token, then the oldest."""
+    """[B, P] the place of the token to evict: the highest rank; of equals not the first token, then the oldest."""
     occupied = kept.position >= 0
     rank = policy.rank(kept).masked_fill(~occupied, -torch.inf)
     highest = rank.amax(-1, keepdim=True)
@@ -150,12 +211,9 @@ def victim(policy: Ranking, kept: Kept) -> Tensor:
 
 
 def _refuse_nan(policy: Ranking, highest: Tensor, occupied: Tensor, budget: int) -> None:
-    """A rank of a user's own that is no number would choose the first place, whoever is in it.
-
-    As long as there is room nobody leaves by it.
-    """
+    """A NaN from a user's own policy would choose the first place, whatever token is there. Only full rows count."""
     known = highest.device.type == "cpu" and not torch.compiler.is_compiling()
-    if highest.is_meta or in_transform() or (known and not math.isnan(float(highest.sum()))):
+    if highest.is_meta or (known and not math.isnan(float(highest.sum()))):
         return
     rule = f"the policy {policy.name!r} gives a rank that is NaN: give a number for each token, or -inf to keep it"
     bad = (highest.isnan() & (occupied.sum(-1, keepdim=True) >= budget)).any()

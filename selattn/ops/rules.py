@@ -152,6 +152,23 @@ def position_bias(rules: Rules, query: Tensor, positions: Tensor) -> Tensor | No
     return found.to(compute_dtype(query.dtype))
 
 
+def step_bias(rules: Rules, query: Tensor, position: Tensor, now: Tensor) -> Tensor | None:
+    """[B or 1, H or 1, 1, C + 1] the bias of one query at `now` [B] over slots, and behind them over its own token.
+
+    position: [B, P, C]; each head's bias is by the positions of its own eviction order.
+    """
+    if rules.bias is None:
+        return None
+    orders, heads, each = position.shape[1], query.shape[1], []
+    for p in range(orders):
+        bias = position_bias(rules, query, torch.cat([position[:, p].long(), now[:, None]], -1))
+        assert bias is not None
+        if orders > 1:
+            bias = bias.expand(-1, heads, -1, -1)[:, p * heads // orders : (p + 1) * heads // orders]
+        each.append(bias)
+    return each[0] if orders == 1 else torch.cat(each, 1)
+
+
 def position_mask(positions: Tensor, count: int, rules: Rules, heads: int) -> Tensor | None:
     """[B, 1 or H, n, M] what a window or pattern shows to the last `count` of M entries, by positions [B, M].
 

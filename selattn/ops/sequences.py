@@ -172,7 +172,7 @@ def _check_mask(who: str, ids: Tensor, mask: Tensor | None) -> None:
 
 def _check_once(ids: Tensor, start: Tensor) -> None:
     """No number of a document comes again behind another: that would be a document of its own."""
-    if ids.is_meta or torch._C._are_functorch_transforms_active():  # whose values cannot be asked for
+    if ids.is_meta:
         return
     rule = (
         "a document's number must not come again after another's: number them 0, 1, 2, ..., and tell padding by a mask"

@@ -65,7 +65,7 @@ def library() -> ctypes.CDLL | None:
 
 def unavailable() -> str | None:
     """Why the library cannot be used; None if it can."""
-    if library() is None:
+    if _LIBRARY is None:
         return _MISSING or "it was not built"
     return _WRONG_TARGET
 

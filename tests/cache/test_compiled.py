@@ -13,7 +13,7 @@ from selattn.cache import POLICIES, SlotLayer, Threshold, attend, evictions, mak
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Sequences
 from selattn.ops.attention import attend_whole
-from selattn.ops.backends import cpu_order, cpu_step, plain_order, plain_step
+from selattn.ops.backends import cpu_cache, plain
 from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
 from tests.cache.cases import Distances
@@ -127,11 +127,11 @@ def test_what_the_library_does_itself(rules, masks, policy):
     if policy == "selective-per-head" and not masks:  # a mask for each of the two key-value heads
         rules = rules._replace(selection=Selection((1, 2)))
     layer = SlotLayer(8, make_policy(policy))
-    with mock.patch.object(cpu_step, "step", wraps=cpu_step.step) as step:
+    with mock.patch.object(cpu_cache, "step", wraps=cpu_cache.step) as step:
         attend(layer, tokens(0, 1, 1, masks=masks), rules)
     assert step.called
-    strips = mock.patch.object(plain_order, "order", side_effect=AssertionError("the order is made in Python"))
-    with strips, mock.patch.object(cpu_order, "order", wraps=cpu_order.order) as order:
+    strips = mock.patch.object(plain, "order", side_effect=AssertionError("the order is made in Python"))
+    with strips, mock.patch.object(cpu_cache, "order", wraps=cpu_cache.order) as order:
         evictions(tokens(0, 1, 20, masks=masks), None, rules, 8, make_policy(policy))
     assert order.called
 
@@ -140,7 +140,7 @@ def test_what_the_library_does_itself(rules, masks, policy):
 def test_scores_are_kept_by_the_library(policy):
     """What an unchanged model evicts by takes no step in Python."""
     layer = SlotLayer(8, make_policy(policy))
-    with mock.patch.object(plain_step, "step", side_effect=AssertionError("the step is made in Python")):
+    with mock.patch.object(plain, "step", side_effect=AssertionError("the step is made in Python")):
         for step in range(12):
             attend(layer, tokens(step, 2, 1), Rules(None))
 
@@ -148,9 +148,9 @@ def test_scores_are_kept_by_the_library(policy):
 @pytest.mark.parametrize("backend", ["reference", "chunked"])
 def test_a_backend_that_is_asked_for_is_obeyed(backend):
     """In the eviction order and in decoding: the library is not called."""
-    refuse = mock.patch.multiple(cpu_order, call_library=mock.Mock(side_effect=AssertionError("the library ran")))
+    refuse = mock.patch.multiple(cpu_cache, call_library=mock.Mock(side_effect=AssertionError("the library ran")))
     rules = Rules(Selection())
-    with refuse, mock.patch.object(cpu_step, "step", side_effect=AssertionError("the library ran")):
+    with refuse, mock.patch.object(cpu_cache, "step", side_effect=AssertionError("the library ran")):
         layer = SlotLayer(8, make_policy("selective"))
         attend(layer, tokens(0, 1, 12), rules, backend=backend)
         attend(layer, tokens(1, 1, 1), rules, backend=backend)

@@ -9,9 +9,9 @@ from torch.testing import assert_close
 from selattn.cache import NEVER, POLICIES, make_policy
 from selattn.errors import SelattnError
 from selattn.ops import Selection
-from selattn.ops.backends import cpu_order
-from selattn.ops.backends.plain_order import Strip, row_by_row
-from selattn.ops.order import Order
+from selattn.ops.backends import cpu_cache
+from selattn.ops.backends.plain import Strip, row_by_row
+from selattn.ops.order import Order, OrderCall
 from selattn.ops.rules import Rules
 from selattn.utils import native
 from tests.cache.cases import assert_same_run, some_case
@@ -69,7 +69,7 @@ def test_compiled_is_row_by_row(name, dtype, data):
     policy = make_policy(name)
     budget, strip, order = data.draw(strips(policy, dtype))
     before = [x.clone() for x in order]
-    got, got_history = cpu_order.order_of_strip(policy, budget, strip, order, history=True)
+    got, got_history = cpu_cache.order_of_strip(policy, budget, strip, order, history=True)
     want, want_history = row_by_row(policy, budget, strip, order, history=True)
     if not torch.equal(got.until, want.until):
         assert policy.needs_weights
@@ -80,7 +80,7 @@ def test_compiled_is_row_by_row(name, dtype, data):
     assert_close(got.score, want.score, **near)
     assert_close(got_history, want_history, **near)
     assert all(torch.equal(x, y) for x, y in zip(order, before, strict=True))  # what was given is left as it was
-    assert cpu_order.order_of_strip(policy, budget, strip, order, history=False)[1] is None
+    assert cpu_cache.order_of_strip(policy, budget, strip, order, history=False)[1] is None
 
 
 def hangs_by_the_last_bits(policy, budget, strip, order, want):
@@ -101,10 +101,10 @@ def rounding(x):
 
 def test_any_layout_will_do():
     policy, (budget, strip, order) = make_policy("selective"), small_strip()
-    want, _ = cpu_order.order_of_strip(policy, budget, strip, order, False)
+    want, _ = cpu_cache.order_of_strip(policy, budget, strip, order, False)
     turned = Order(*(x.transpose(0, 2).contiguous().transpose(0, 2) for x in order))
     flipped = strip._replace(selected=strip.selected.mT.contiguous().mT)
-    got, _ = cpu_order.order_of_strip(policy, budget, flipped, turned, False)
+    got, _ = cpu_cache.order_of_strip(policy, budget, flipped, turned, False)
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 
 
@@ -141,5 +141,5 @@ def test_the_order_is_an_operator_of_torch(history):
     rules = Rules(Selection(), strength=torch.tensor(0.5), scale=0.5, softcap=2.0)
     bias = torch.randn(1, 4, case.size, case.size, dtype=torch.float64) if history else None
     form = [torch.randn(2, 1, case.size, 3, dtype=torch.float64) for _ in range(2)] if history else []
-    call = cpu_order.Call(q, k, positions, Order(*before), rules, bias, 1, 0.0, 5, True, history, *form)
-    torch.library.opcheck(cpu_order.NODE, tuple(cpu_order.ARGUMENTS.flatten(call)))
+    call = OrderCall(q, k, positions, Order(*before), rules, bias, *(form or (None, None)), 1, 0.0, 5, True, history)
+    torch.library.opcheck(cpu_cache.NODE, tuple(cpu_cache.ARGUMENTS.flatten(call)))

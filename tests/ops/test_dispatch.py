@@ -69,7 +69,10 @@ def chosen(**options):
 
     def spy(name, real):
         return mock.Mock(
-            unavailable=real.unavailable, refusal=real.refusal, attend=lambda r: ran.append(name) or Attention(r)
+            unavailable=real.unavailable,
+            trusted=real.trusted,
+            refusal=real.refusal,
+            attend=lambda r: ran.append(name) or Attention(r),
         )
 
     with mock.patch.dict(dispatch.BACKENDS, {name: spy(name, m) for name, m in dispatch.BACKENDS.items()}):

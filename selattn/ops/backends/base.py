@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from selattn.ops.backends import plain_order, plain_step
+from selattn.ops.backends import plain
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 
@@ -27,6 +27,10 @@ class Backend:
         """Why this backend cannot run on this machine; None if it can."""
         return None
 
+    def trusted(self, query: Tensor) -> bool:
+        """Whether "auto" may give it such tokens, if it does not refuse them."""
+        return self.unavailable() is None
+
     def refusal(self, request: Request) -> str | None:
         """Why it cannot attend so."""
         return None
@@ -41,7 +45,7 @@ class Backend:
 
     def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
         """The order after the queries, and the scores after each of them, [n, B, P, M], if they are wanted."""
-        return plain_order.order(request)
+        return plain.order(request)
 
     def step_refusal(self, request: StepRequest) -> str | None:
         """Why it cannot make this step."""
@@ -49,4 +53,4 @@ class Backend:
 
     def step(self, request: StepRequest) -> Tensor:
         """The output [B, H, 1, Dv] of the query; the slots are written to, but for their `length`."""
-        return plain_step.step(request)
+        return plain.step(request)

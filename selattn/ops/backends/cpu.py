@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from selattn.ops.backends import cpu_order, cpu_step
+from selattn.ops.backends import cpu_cache
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.cpu_library import (
     BLOCK,
@@ -29,6 +29,7 @@ from selattn.ops.backends.cpu_library import (
     call_library,
     cannot_hold,
     dense_rows,
+    form_fields,
     form_of_type,
     integers,
     rules_fields,
@@ -75,16 +76,16 @@ class Cpu(Backend):
         return OPERATOR.attend(request)
 
     def order_refusal(self, request: OrderRequest) -> str | None:
-        return cpu_order.order_refusal(request)
+        return cpu_cache.order_refusal(request)
 
     def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
-        return cpu_order.order(request)
+        return cpu_cache.order(request)
 
     def step_refusal(self, request: StepRequest) -> str | None:
-        return cpu_step.step_refusal(request)
+        return cpu_cache.step_refusal(request)
 
     def step(self, request: StepRequest) -> Tensor:
-        return cpu_step.step(request)
+        return cpu_cache.step(request)
 
 
 class Form(NamedTuple):
@@ -166,22 +167,15 @@ def form_of(r: Request, folds: Folds) -> Form | None:
     return Form(r.query[:, heads], r.key[:, group], r.scale, r.rules.softcap or 0.0, until, bias, heads)
 
 
-def form_fields(form: Form | None) -> dict[str, Any]:
+def selecting_fields(form: Form | None) -> dict[str, Any]:
     """The fields of the form."""
-    if form is None:
-        return _NO_FORM
-    query, key = dense_rows(form.query), dense_rows(form.key)
+    query, key = (None, None) if form is None else (dense_rows(form.query), dense_rows(form.key))
     return {
-        "form_size": query.shape[-1],
-        "form_dtype": DTYPES[query.dtype],
-        "form_scale": form.scale,
-        "form_softcap": form.softcap,
-        "form_query": query,
-        "form_key": key,
-        "form_query_stride": query,
-        "form_key_stride": key,
-        "form_until": form.until,
-        **bias_fields("form_bias", form.bias),
+        **form_fields(query, key),
+        "form_scale": 0.0 if form is None else form.scale,
+        "form_softcap": 0.0 if form is None else form.softcap,
+        "form_until": None if form is None else form.until,
+        **bias_fields("form_bias", None if form is None else form.bias),
     }
 
 
@@ -189,13 +183,6 @@ def bias_fields(name: str, bias: Tensor | None) -> dict[str, Any]:
     """The fields of a bias [B, heads, N, M], or of a gradient; broadcast dimensions have a stride of 0."""
     key = 0 if bias is None else bias.stride(-1)
     return {name: bias, f"{name}_stride": bias, f"{name}_key": key}
-
-
-_NO_FORM = {
-    **dict.fromkeys(("form_query", "form_key", "form_query_stride", "form_key_stride", "form_until")),
-    **dict.fromkeys(("form_size", "form_dtype", "form_scale", "form_softcap"), 0),
-    **bias_fields("form_bias", None),
-}
 
 
 def whole_bias(r: Request, bias: Tensor, heads: int) -> Tensor:
@@ -414,7 +401,7 @@ def _run(function: str, r: Request, folds: Folds, form: Form | None, results: di
         **rules_fields(r.rules, query),
         "selects": r.rules.selection is not None,
         "selecting": integers(folds.heads),
-        **form_fields(form),
+        **selecting_fields(form),
         **bias_fields("bias", bias),
         "bias_top": None
         if bias is None or r.bias is None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops.order import Ranking
+from selattn.ops.order import COMPILED
 from selattn.ops.rules import Rules, compute_dtype
 from selattn.ops.selection import Selection
 from selattn.utils import native
@@ -17,8 +17,7 @@ from selattn.utils.native import constant
 
 _NAMES = {torch.float32: "FLOAT32", torch.float64: "FLOAT64", torch.bfloat16: "BFLOAT16"}
 DTYPES = {dtype: constant(name) if native.library() else -1 for dtype, name in _NAMES.items()}
-_POLICIES = ("POLICY_SELECTIVE", "POLICY_H2O", "POLICY_TOVA", "POLICY_WINDOW")
-POLICIES = {name: constant(name) if native.library() else -1 for name in _POLICIES}
+POLICIES = [constant(name) if native.library() else -1 for name in COMPILED]
 BLOCK = constant("BLOCK") if native.library() else 1  # queries whose F begins with a stored value
 LARGEST_HEAD = constant("MAX_SIZE") if native.library() else 0
 
@@ -89,9 +88,3 @@ def call_library(function: str, *args: Any, who: str, smaller: str) -> None:
     assert library is not None
     if getattr(library, function)(*args):
         raise SelattnError(f"{who} needs more memory than there is: use a smaller batch or {smaller}")
-
-
-def policy_number(policy: Ranking) -> tuple[int, float]:
-    """The library's number of a policy, and its parameter; any for one that ranks nothing here."""
-    name, parameter = policy.compiled() or ("POLICY_SELECTIVE", 0.0)
-    return POLICIES[name], parameter

@@ -1,11 +1,13 @@
-"""Which backend runs a request. Asked for by name, it runs or says why not; "auto" follows one written rule.
+"""Which backend runs. Asked for by name, it runs or says why not; "auto" follows one written rule.
 
-A new backend is a file here, and a line in `BACKENDS`. A backend of the user's own needs no line: the object itself is
-taken wherever a name is.
+A new backend is a file here and a line in `BACKENDS`; with its name in `FAST` or `FAST_CACHE`, "auto" takes it too. A
+backend of the user's own needs no line: the object itself is accepted wherever a name is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -16,28 +18,24 @@ from selattn.errors import SelattnError, unknown
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.chunked import Chunked
 from selattn.ops.backends.cpu import Cpu
-from selattn.ops.backends.reference import Reference
-from selattn.ops.backends.sdpa import Sdpa
-from selattn.ops.backends.triton import Triton, selfcheck
-from selattn.ops.operator import in_transform
+from selattn.ops.backends.reference import Reference, Sdpa
+from selattn.ops.backends.triton import Triton
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 
 AUTO = "auto"
+BACKENDS: dict[str, Backend] = {each.name: each for each in (Reference(), Sdpa(), Chunked(), Cpu(), Triton())}
 
-
-TRITON = Triton()
-BACKENDS: dict[str, Backend] = {each.name: each for each in (Reference(), Sdpa(), Chunked(), Cpu(), TRITON)}
+# What "auto" tries for attention, by the kind of device, before "chunked", which runs everywhere. On the CPU the
+# compiled kernel is the fastest at nearly every length measured; on a GPU PyTorch's own is for standard attention.
+FAST = {"cpu": ("cpu", "sdpa"), "cuda": ("sdpa", "triton")}
+# The same for the eviction order and a step of decoding, before plain PyTorch.
+FAST_CACHE = {"cuda": ("triton", "cpu")}
 
 
 def backends() -> dict[str, str | None]:
     """Every backend, with None if it is available and else the reason why it is not."""
     return {name: backend.unavailable() for name, backend in BACKENDS.items()}
-
-
-def is_auto(backend: str | Backend) -> bool:
-    """Whether the choice is left to `choose`."""
-    return isinstance(backend, str) and backend == AUTO
 
 
 def find_backend(backend: str | Backend) -> Backend:
@@ -76,18 +74,41 @@ def attend(request: Request, backend: str | Backend) -> Attention:
 
 
 def _attend(request: Request, backend: str | Backend) -> Attention:
-    if is_auto(backend):
-        found, reason = _choose(request)
+    if backend == AUTO:
+        chosen, reason = _choose(request)
     else:
-        found = find_backend(backend)
-        reason = _refusal(found, request)
+        chosen = find_backend(backend)
+        reason = _refusal(chosen, request)
     if reason is not None:
-        raise _cannot(found, reason, [name for name, other in BACKENDS.items() if not _refusal(other, request)])
-    result = found.attend(request)
+        raise _cannot(chosen, reason, lambda other: _refusal(other, request))
+    result = chosen.attend(request)
     if request.wanted.living and result.aux.living is None:  # a backend that leaves nothing out
         ones = request.query.new_ones(request.query.shape[0], dtype=torch.float64)
         result = result._replace(aux=result.aux._replace(living=ones))
     return result
+
+
+def choose(request: Request) -> str:
+    """What "auto" means for attention, the first that applies.
+
+    The attention weights, torch.func or a forward-mode derivative are wanted: `reference`, the only one that has them.
+    What `FAST` lists for the device, if it can do it and can be trusted there (see `Backend.trusted`).
+    Everything else: `chunked`, linear in memory too.
+    """
+    return _choose(request)[0].name
+
+
+def _choose(request: Request) -> tuple[Backend, str | None]:
+    """The backend, and why it cannot do it after all; None if it can."""
+    last = "chunked"
+    if request.wanted.weights or _transformed():
+        last = "reference"
+    else:
+        for name in FAST.get(request.query.device.type, ("sdpa",)):
+            backend = BACKENDS[name]
+            if not backend.refusal(request) and backend.trusted(request.query):
+                return backend, None
+    return BACKENDS[last], _refusal(BACKENDS[last], request)
 
 
 def _refusal(backend: Backend, request: Request) -> str | None:
@@ -100,83 +121,35 @@ def _refusal(backend: Backend, request: Request) -> str | None:
 
 def _transformed() -> bool:
     """Whether derivatives are taken in a way that only PyTorch's own operators know: others would give a silent 0."""
-    return in_transform() or forward_ad._current_level >= 0
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
 def order(request: OrderRequest, backend: str | Backend) -> tuple[Order, Tensor | None]:
-    """The eviction order by that backend; "auto" is `triton` or `cpu` where that can do it, else plain PyTorch."""
-    found = find_backend(backend) if not is_auto(backend) else BACKENDS["cpu"]
-    if is_auto(backend) and not TRITON.order_refusal(request) and _trusted(request.tokens.query):
-        found = TRITON
-    reason = found.unavailable() or found.order_refusal(request)
-    if reason and is_auto(backend):
-        return BACKENDS["chunked"].order(request)
-    if reason:
-        able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.order_refusal(request))]
-        raise _cannot(found, f"the eviction order: {reason}", able)
-    return found.order(request)
+    """The eviction order by that backend; "auto" takes the first of `FAST_CACHE` that can, else plain PyTorch."""
+    chosen = _for_cache(request.tokens.query, backend, "the eviction order", methodcaller("order_refusal", request))
+    return chosen.order(request)
 
 
 def step(request: StepRequest, backend: str | Backend) -> Tensor:
-    """One step of decoding by that backend; "auto" is `triton` or `cpu` where that can do it, else plain PyTorch."""
-    found = find_backend(backend) if not is_auto(backend) else BACKENDS["cpu"]
-    query = request.tokens.query
-    # The device first: every layer of every token passes here, and the words of a refusal take a while.
-    if is_auto(backend) and query.is_cuda and not TRITON.step_refusal(request) and _trusted(query):
-        found = TRITON
-    reason = found.unavailable() or found.step_refusal(request)
-    if reason and is_auto(backend):
-        return BACKENDS["chunked"].step(request)
-    if reason:
-        able = [name for name, other in BACKENDS.items() if not (other.unavailable() or other.step_refusal(request))]
-        raise _cannot(found, f"a step of decoding: {reason}", able)
-    return found.step(request)
+    """A step of decoding by that backend; "auto" takes the first of `FAST_CACHE` that can, else plain PyTorch."""
+    chosen = _for_cache(request.tokens.query, backend, "a step of decoding", methodcaller("step_refusal", request))
+    return chosen.step(request)
 
 
-def _trusted(query: Tensor) -> bool:
-    """Whether "auto" may give these tokens to the GPU's kernels: they are on a CUDA device, and it has passed there."""
-    return query.device.type == "cuda" and _passed(str(query.device), str(query.dtype), query.shape[-1])
+def _for_cache(query: Tensor, backend: str | Backend, what: str, refusal: Callable[[Backend], str | None]) -> Backend:
+    if backend != AUTO:
+        chosen = find_backend(backend)
+        if reason := chosen.unavailable() or refusal(chosen):
+            raise _cannot(chosen, f"{what}: {reason}", lambda other: other.unavailable() or refusal(other))
+        return chosen
+    if not torch._C._are_functorch_transforms_active():  # whose tensors have no memory that a kernel could read
+        for name in FAST_CACHE.get(query.device.type, ("cpu",)):
+            if not refusal(BACKENDS[name]) and BACKENDS[name].trusted(query):
+                return BACKENDS[name]
+    return BACKENDS["chunked"]
 
 
-def _passed(device: str, dtype: str, features: int) -> bool:
-    """A graph that is compiled has the answer in it: the question is asked, and the check made, while it is traced."""
-    if reason := TRITON.unavailable():
-        selfcheck.warn_once(f"'auto' takes the slower 'chunked' on {device}: {reason}")
-        return False
-    found = getattr(torch, dtype.removeprefix("torch."))
-    return selfcheck.failure(selfcheck.place_of(torch.device(device), found, features), TRITON) is None
-
-
-# What `torch.compiler.assume_constant_result` sets; to call it would import the compiler with the package.
-_passed._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _cannot(backend: Backend, reason: str, able: list[str]) -> SelattnError:
+def _cannot(backend: Backend, reason: str, refusal: Callable[[Backend], str | None]) -> SelattnError:
+    able = [name for name, other in BACKENDS.items() if not refusal(other)]
     use = f"use {' or '.join(able)}, or auto" if able else "use auto"
     return SelattnError(f"backend {backend.name!r} cannot do this: {reason}; {use}")
-
-
-def choose(request: Request) -> str:
-    """What "auto" means for attention, the first that applies.
-
-    The attention weights, torch.func or a forward-mode derivative are wanted: `reference`, the only one that has them.
-    On the CPU, everything that it can do: `cpu`, the compiled kernel, the fastest at nearly every length measured.
-    Standard attention with nothing but causality: `sdpa`, PyTorch's own fastest case.
-    On CUDA devices, everything that it can do: `triton`, once it has passed its self-check on the device.
-    Everything else: `chunked`, linear in memory too.
-    """
-    return _choose(request)[0].name
-
-
-def _choose(request: Request) -> tuple[Backend, str | None]:
-    """The backend, and why it cannot do it after all; None if it can."""
-    if request.wanted.weights or _transformed():
-        return BACKENDS["reference"], _refusal(BACKENDS["reference"], request)
-    cpu, sdpa = BACKENDS["cpu"], BACKENDS["sdpa"]
-    if not (cpu.unavailable() or cpu.refusal(request)):
-        return cpu, None
-    if not (sdpa.unavailable() or sdpa.refusal(request)):
-        return sdpa, None
-    if request.query.device.type == "cuda" and not TRITON.refusal(request) and _trusted(request.query):
-        return TRITON, _refusal(TRITON, request)
-    return BACKENDS["chunked"], _refusal(BACKENDS["chunked"], request)

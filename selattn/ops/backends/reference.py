@@ -1,6 +1,8 @@
-"""Selective attention, plain: the whole matrix, line by line as in the paper. The truth that the others are held to.
+"""Backends of PyTorch's own operators: the plain reference, and PyTorch's own kernel for standard attention.
 
-Output = softmax(Q K^T / sqrt(d) - F) V, with F = Accumulate(Constrain(S)).
+`Reference` computes the whole matrix, line by line as in the paper; the other backends are tested against it:
+
+    Output = softmax(Q K^T / sqrt(d) - F) V, with F = Accumulate(Constrain(S)).
 """
 
 from __future__ import annotations
@@ -64,3 +66,33 @@ def masked_softmax(logits: Tensor, seen: Tensor) -> Tensor:
     """softmax over what is seen; a row that sees nothing (padding) gets zeros, and zeros as its gradient, not NaN."""
     logits = logits.masked_fill(~seen, -torch.inf).masked_fill(~seen.any(-1, keepdim=True), 0.0)
     return torch.softmax(logits, -1).masked_fill(~seen, 0.0)
+
+
+class Sdpa(Backend):
+    """`torch.nn.functional.scaled_dot_product_attention`, of which it has every restriction."""
+
+    name = "sdpa"
+
+    def refusal(self, request: Request) -> str | None:
+        r, rules = request, request.rules
+        if rules.selection is not None:
+            return "PyTorch's kernel has no F"
+        hidden = (r.start, r.until, r.mask, r.bias, rules.window, rules.pattern, rules.softcap)
+        if any(x is not None for x in hidden) or r.offset != 0:
+            return "it is standard attention with nothing but causality"
+        if r.wanted.weights:
+            return "PyTorch's kernel does not give its weights"
+        if r.scale <= 0:
+            return "PyTorch's kernel takes the largest product for the largest logit: the scale must be above 0"
+        return None
+
+    def attend(self, request: Request) -> Attention:
+        r = request
+        output = nnf.scaled_dot_product_attention(
+            *(r.query, r.key, r.value),
+            dropout_p=r.rules.dropout_p,
+            is_causal=True,
+            scale=r.scale,
+            enable_gqa=r.query.shape[1] != r.key.shape[1],
+        )
+        return Attention(output)

@@ -5,10 +5,11 @@ Imported with the package, without triton itself: that is imported when a kernel
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from selattn.ops.backends.base import Backend
-from selattn.ops.backends.triton import cache, configs
+from selattn.ops.backends.triton import cache, configs, selfcheck
 from selattn.ops.backends.triton.attention import OPERATOR
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
@@ -24,6 +25,10 @@ class Triton(Backend):
 
     def unavailable(self) -> str | None:
         return configs.unavailable()
+
+    def trusted(self, query: Tensor) -> bool:
+        """They are on a CUDA device, and the kernels have passed their self-check there."""
+        return query.device.type == "cuda" and _passed(str(query.device), str(query.dtype), query.shape[-1])
 
     def refusal(self, request: Request) -> str | None:
         r = request
@@ -51,3 +56,16 @@ class Triton(Backend):
 
     def step(self, request: StepRequest) -> Tensor:
         return cache.step(request)
+
+
+def _passed(device: str, dtype: str, features: int) -> bool:
+    """A graph that is compiled has the answer in it: the question is asked, and the check made, while it is traced."""
+    if reason := configs.unavailable():
+        selfcheck.warn_once(f"'auto' takes the slower 'chunked' on {device}: {reason}")
+        return False
+    place = selfcheck.place_of(torch.device(device), getattr(torch, dtype.removeprefix("torch.")), features)
+    return selfcheck.failure(place, Triton()) is None
+
+
+# What `torch.compiler.assume_constant_result` sets; to call it would import the compiler with the package.
+_passed._dynamo_marked_constant = True  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from selattn.errors import SelattnError
-from selattn.ops.backends import dispatch
+from selattn.ops.backends import dispatch, triton
 from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.utils import records
 from tests.ops.triton.interpreted.faults import changed
@@ -117,7 +117,7 @@ def test_it_runs_while_a_graph_is_traced(monkeypatch):
     monkeypatch.setattr(selfcheck, "attempt", attempt)
 
     def call(x):
-        return x + 1 if dispatch._passed("cpu", "torch.float32", 64) else x - 1
+        return x + 1 if triton._passed("cpu", "torch.float32", 64) else x - 1
 
     with torch.inference_mode():
         assert torch.compile(call, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1.0
@@ -153,7 +153,10 @@ def test_what_auto_takes_on_a_cuda_device(monkeypatch):
 def checked(monkeypatch, tmp_path):
     """The record of two examples, made by the script."""
     cpu = torch.device("cpu")
-    some = [("default", selfcheck.Size(5, 8, torch.float16, cpu)), ("decoding", selfcheck.Size(5, 8, torch.float16, cpu))]
+    some = [
+        ("default", selfcheck.Size(5, 8, torch.float16, cpu)),
+        ("decoding", selfcheck.Size(5, 8, torch.float16, cpu)),
+    ]
     monkeypatch.setattr(gpu_check, "whole", lambda device: [(n, x._replace(dtype=torch.float16)) for n, x in some])
     monkeypatch.setattr("sys.argv", ["gpu_check.py", "--out", str(tmp_path / "check.json")])
     with pytest.raises(SystemExit) as done:

@@ -1,7 +1,12 @@
-"""One step of decoding in plain PyTorch, on tensors of fixed shape, so that it compiles."""
+"""The eviction order and a step of decoding in plain PyTorch: what every backend has that does not override them.
+
+The order goes strip by strip for the logits and row by row for the evictions. A step works on tensors of fixed shape,
+so that it compiles.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -9,12 +14,131 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from selattn.ops.backends.tile import by_group, products, soft_capped
-from selattn.ops.order import Kept, StepRequest, victim
-from selattn.ops.request import Tokens
-from selattn.ops.rules import PositionBias, Rules, pattern_visible, position_bias
+from selattn.ops.backends.tile import Tile, by_group, head_logits, products, selected, soft_capped, visible
+from selattn.ops.order import (
+    Kept,
+    Order,
+    OrderRequest,
+    Ranking,
+    StepRequest,
+    Stored,
+    orders_of_masks,
+    smallest_f,
+    stored,
+    victim,
+)
+from selattn.ops.request import Request, Tokens
+from selattn.ops.rules import PositionBias, pattern_visible, position_bias, position_mask, step_bias
 from selattn.ops.selection import constrain
 from selattn.ops.selection import step as accumulate_step
+from selattn.ops.sequences import starts
+
+STRIP = 128  # queries whose logits are held at once
+
+
+class Strip(NamedTuple):
+    """n queries, which are the last n of the M entries."""
+
+    positions: Tensor  # [B, M] int64, -1 for padding and empty places
+    logits: Tensor | None  # [B, H, n, M], -inf where invisible; only for policies that need weights
+    selected: Tensor | None  # [B, S, n, M] the constrained S as if nothing was evicted; None in a standard model
+    heads: tuple[int, int]  # H, G
+    selecting: list[slice]  # [S] the orders that keep what each mask may select
+    rows: int  # n
+    shift: bool
+
+
+EvictRows = Callable[[Ranking, int, Strip, Order, bool], tuple[Order, Tensor | None]]
+
+
+def order(request: OrderRequest, evict: EvictRows | None = None) -> tuple[Order, Tensor | None]:
+    """The order after the queries; with `history` also the scores after each of them, [n, B, P, M].
+
+    `evict` finds the evictions in a strip, whose logits are given: `row_by_row`, or the compiled library's loop.
+    """
+    evict = evict or row_by_row
+    tokens, rules, policy = request.tokens, request.rules, request.policy
+    heads, groups, count = tokens.query.shape[1], request.keys.shape[1], tokens.query.shape[2]
+    selects = rules.selection is not None and (policy.needs_weights or policy.needs_f)
+    call = Request(
+        tokens.query,
+        request.keys,
+        request.keys,  # no values are mixed
+        rules._replace(window=None, pattern=None, bias=None),  # they are in mask and bias
+        start=starts(request.positions),
+        mask=position_mask(request.positions, count, rules, heads),
+        bias=position_bias(rules, tokens.query, request.positions) if selects or policy.needs_weights else None,
+        selection_query=tokens.selection_query,
+        selection_key=request.selection_keys,
+    )
+    separate, orders = tokens.selection_query is not None, request.before.until.shape[1]
+    selecting = orders_of_masks(rules, separate, call.masks, orders, heads)
+    state, scores = request.before, []
+    entries = request.positions.shape[-1]
+    past = entries - count
+    with torch.no_grad():
+        for r0 in range(0, count, STRIP):
+            r1 = min(count, r0 + STRIP)
+            size = past + r1
+            t = Tile(r0, r1, 0, size)
+            seen = visible(call, t)
+            strip = Strip(
+                request.positions[:, :size],
+                head_logits(call, t).masked_fill(~seen, -torch.inf) if policy.needs_weights else None,
+                selected(call, t, seen) if selects else None,
+                (heads, groups),
+                selecting if selects else [],
+                r1 - r0,
+                rules.selection is None or rules.selection.shift,
+            )
+            part, after = evict(policy, request.budget, strip, Order(*(x[..., :size] for x in state)), request.history)
+            state = Order(*(torch.cat([new, old[..., size:]], -1) for new, old in zip(part, state, strict=True)))
+            if after is not None:
+                scores.append(nnf.pad(after, (0, entries - size)))
+    return state, torch.cat(scores) if scores else None
+
+
+def row_by_row(policy: Ranking, budget: int, strip: Strip, before: Order, history: bool) -> tuple[Order, Tensor | None]:
+    """The order after the strip; with `history` also the scores after each of its rows."""
+    until, F, score = (x.clone() for x in before)
+    _, orders, entries = until.shape
+    heads, groups = strip.heads
+    masks = 0 if strip.selected is None else strip.selected.shape[1]
+    first, scores = entries - strip.rows, []
+    index = torch.arange(entries, device=until.device)
+    begins = torch.where(strip.positions == 0, index, -1).cummax(-1).values  # where a row's document began
+    for r in range(strip.rows):
+        i = first + r
+        real = strip.positions[:, None, i] >= 0
+        kept = (strip.positions[:, None] >= 0) & (until > i) & (index < i)
+        kept = kept & (index >= begins[:, None, i, None])
+        f = smallest_f(F, orders, heads) if masks and policy.needs_f else torch.zeros_like(score[:, :1])
+        early = policy.leaves(Kept(strip.positions[:, None].masked_fill(~kept, -1), score, f, budget))
+        if early is not None:
+            early = early & kept & real[..., None]
+            until, kept = until.masked_fill(early, i), kept & ~early
+        place = victim(policy, Kept(strip.positions[:, None].masked_fill(~kept, -1), score, f, budget))
+        full = real & (kept.sum(-1) >= budget)
+        gone = full[..., None] & (index == place[..., None])
+        until = until.masked_fill(gone, i)
+        kept = (kept & ~gone) | (index == i)
+        own = kept  # what may be selected
+        if orders > 1 and masks:
+            own = torch.stack([kept[:, which].any(1) for which in strip.selecting], 1)
+        S = None if strip.selected is None else strip.selected[:, :, r].masked_fill(~own, 0.0)
+        if policy.needs_weights and strip.logits is not None:
+            logits = strip.logits[:, :, r]
+            if S is not None:
+                own_f = F if strip.shift else F + S
+                logits = logits - own_f.repeat_interleave(heads // masks, 1)
+            seen = kept if orders == 1 else kept.repeat_interleave(heads // groups, 1)
+            weights = logits.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+            mean = weights.unflatten(1, (orders, -1)).mean(2)
+            score = torch.where(real[..., None], policy.update(score, mean), score)
+        if S is not None:
+            F = torch.where(real[..., None], F + S, F)
+        scores.append(score)
+    return Order(until, F, score), torch.stack(scores) if history else None
 
 
 def step(request: StepRequest) -> Tensor:
@@ -27,24 +151,12 @@ def step(request: StepRequest) -> Tensor:
     return _step(request)
 
 
-class _Part(NamedTuple):
-    """What a layer holds of one eviction order; as `Slots`, whose tensors are written to."""
-
-    keys: Tensor
-    values: Tensor
-    position: Tensor
-    f: Tensor
-    score: Tensor
-    selection_keys: Tensor | None
-
-
 def _step_of_rows(request: StepRequest, rows: Tensor) -> Tensor:
     """Some rows of a pool, copied out and back."""
-    slots = request.slots
-    all_of = (slots.keys, slots.values, slots.position, slots.f, slots.score, slots.selection_keys)
-    part = _Part(*(None if x is None else x[rows] for x in all_of))  # type: ignore[arg-type]
+    pool = stored(request.slots)
+    part = Stored(*(None if x is None else x[rows] for x in pool))  # type: ignore[arg-type]
     output = step(request._replace(slots=part, rows=None))
-    for x, changed in zip(all_of, part, strict=True):
+    for x, changed in zip(pool, part, strict=True):
         if x is not None and changed is not None:
             x[rows] = changed
     return output
@@ -70,15 +182,7 @@ def _order(request: StepRequest, p: int, orders: int) -> StepRequest:
         rules = rules._replace(bias=lambda i, j: x if (x := whole(i, j)).shape[1] == 1 else part(x))
     form = (None if x is None else part(x) for x in (tokens.selection_query, tokens.selection_key))
     mine = Tokens(part(tokens.query), part(tokens.key), part(tokens.value), tokens.real, *form)
-    stored = None if slots.selection_keys is None else part(slots.selection_keys)
-    kept = _Part(
-        part(slots.keys),
-        part(slots.values),
-        part(slots.position),
-        part(slots.f),
-        part(slots.score),
-        stored,
-    )
+    kept = Stored(*(None if x is None else part(x) for x in stored(slots)))  # type: ignore[arg-type]
     return request._replace(tokens=mine, rules=rules, slots=kept)
 
 
@@ -101,8 +205,9 @@ def _step(request: StepRequest) -> Tensor:
             head = torch.arange(heads, device=query.device)
             shown = shown.expand(-1, heads, -1, -1)[:, head, head // (heads // orders), None]
         seen = seen & shown
-    own = _bias(request, position, now)
+    own = step_bias(rules, query, position, request.length)
     if own is not None:
+        own = own[..., :-1]  # the new token has a slot
         seen = seen & (own != -torch.inf)
     bias = torch.zeros((), dtype=slots.f.dtype, device=query.device)
     if rules.selection is not None:
@@ -116,7 +221,7 @@ def _step(request: StepRequest) -> Tensor:
 
 
 def _free_slot(request: StepRequest) -> Tensor:
-    """[B, P] where the new token goes: the first empty slot, or that of the token which leaves."""
+    """[B, P] where the new token goes: the first empty slot, or the evicted token's."""
     slots, policy = request.slots, request.policy
     position = slots.position[..., : request.used]
     empty = position < 0
@@ -126,20 +231,20 @@ def _free_slot(request: StepRequest) -> Tensor:
     score = slots.score if policy.needs_weights else torch.zeros_like(slots.position, dtype=slots.f.dtype)
     reads = policy.needs_f and slots.f.shape[1]
     f = slots.f[:, :, 0].amin(1, keepdim=True) if reads else torch.zeros_like(score[:, :1])
-    leaves = victim(policy, Kept(slots.position, score, f, request.budget))
-    return torch.where((position >= 0).sum(-1) < request.budget, first, leaves)
+    evicted = victim(policy, Kept(slots.position, score, f, request.budget))
+    return torch.where((position >= 0).sum(-1) < request.budget, first, evicted)
 
 
 def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
     """Put the new token into its slot; nothing of the old one stays. A row that sits out is left as it is."""
     slots, tokens, real = request.slots, request.tokens, request.tokens.real
 
-    def put(stored: Tensor, dim: int, at: Tensor, new: Tensor | float) -> None:
+    def put(to: Tensor, dim: int, at: Tensor, new: Tensor | float) -> None:
         if real is None:
-            stored.scatter_(dim, at, new)
+            to.scatter_(dim, at, new)
             return
-        old, takes_part = stored.gather(dim, at), real[(..., *[None] * (at.ndim - 2))]
-        stored.scatter_(dim, at, torch.where(takes_part, new, old).to(stored.dtype))
+        old, takes_part = to.gather(dim, at), real[(..., *[None] * (at.ndim - 2))]
+        to.scatter_(dim, at, torch.where(takes_part, new, old).to(to.dtype))
 
     at = slot.expand(-1, slots.keys.shape[1])[..., None, None]
     put(slots.keys, 2, at.expand(-1, -1, 1, slots.keys.shape[-1]), tokens.key)
@@ -150,29 +255,8 @@ def _write(request: StepRequest, slot: Tensor, now: Tensor) -> None:
     if request.policy.needs_weights:
         put(slots.score, -1, here, 0.0)
     if slots.selection_keys is not None and tokens.selection_key is not None:
-        stored = slots.selection_keys
-        at = slot[:, :1, None, None].expand(-1, stored.shape[1], 1, stored.shape[-1])
-        put(stored, 2, at, tokens.selection_key)
-
-
-def _bias(request: StepRequest, position: Tensor, now: Tensor) -> Tensor | None:
-    """[B or 1, H or 1, 1, C] the layer's bias by positions; each head's by the positions of its own order."""
-    query, orders = request.tokens.query, position.shape[1]
-    if orders == 1:
-        return bias_of_slots(request.rules, query, position[:, 0], now)
-    each = [bias_of_slots(request.rules, query, position[:, p], now) for p in range(orders)]
-    shared, found = query.shape[1] // orders, []
-    for p, x in enumerate(each):
-        if x is None:
-            return None
-        found.append(x.expand(-1, query.shape[1], -1, -1)[:, p * shared : (p + 1) * shared])
-    return torch.cat(found, 1)
-
-
-def bias_of_slots(rules: Rules, query: Tensor, position: Tensor, now: Tensor) -> Tensor | None:
-    """[B or 1, H or 1, 1, C] the bias of one query at `now` [B, 1] over slots at `position` [B, C]."""
-    found = position_bias(rules, query, torch.cat([position.long(), now], -1))
-    return None if found is None else found[..., :-1]
+        form = slots.selection_keys
+        put(form, 2, slot[:, :1, None, None].expand(-1, form.shape[1], 1, form.shape[-1]), tokens.selection_key)
 
 
 def _select(
