@@ -39,7 +39,8 @@ from selattn.ops import AuxRequest, Request, Rules, Selection
 from selattn.ops.backends.triton import cache, configs, kernels, selfcheck
 from selattn.ops.backends.triton.attention import OPERATOR, backward, forward
 from selattn.ops.backends.triton.prepare import ALWAYS, instead
-from selattn.ops.order import Order
+from selattn.ops.order import Order, OrderCall, Stored
+from selattn.ops.request import Tokens
 from selattn.utils import records
 from selattn.utils.progress import Shown
 
@@ -86,41 +87,33 @@ def one_step(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int 
     query, new = (_nothing(BATCH, heads, 1, size, dtype=dtype) for heads in (HEADS, GROUPS))
     stored = _nothing(BATCH, GROUPS, BUDGET, size, dtype=dtype)
     own = _nothing(BATCH, separate, 1, size, dtype=dtype) if separate else None
-    call = cache.StepCall(
-        query,
-        new,
-        new,
-        None,
-        own,
-        own,
-        stored,
-        stored,
-        _nothing(BATCH, 1, BUDGET, dtype=torch.int32),
-        _nothing(BATCH, masks, 1, BUDGET),
-        _nothing(BATCH, separate, BUDGET, size, dtype=dtype) if separate else None,
-        _nothing(BATCH, dtype=torch.int64),
-        _nothing(BATCH, dtype=torch.int64),
-        _nothing(1, HEADS, 1, BUDGET + 1) if biased else None,
-        rules,
-        BUDGET,
-        BUDGET,
-        0,
-        0,
+    slots = Stored(
+        keys=stored,
+        values=stored,
+        position=_nothing(BATCH, 1, BUDGET, dtype=torch.int32),
+        f=_nothing(BATCH, masks, 1, BUDGET),
+        score=_nothing(BATCH, 1, 0),
+        selection_keys=_nothing(BATCH, separate, BUDGET, size, dtype=dtype) if separate else None,
     )
+    rows, length = (_nothing(BATCH, dtype=torch.int64) for _ in range(2))
+    bias = _nothing(1, HEADS, 1, BUDGET + 1) if biased else None
+    tokens = Tokens(query, new, new, None, own, own)
+    call = cache.StepCall(tokens, slots, rows, length, bias, rules, BUDGET, BUDGET, 0, 0.0)
     cache.run_step(call)
 
 
 def one_order(dtype: torch.dtype, size: int, rules: Rules = RULES, separate: int = 0, biased: bool = False) -> None:
     """The eviction order of a prompt. `separate`: masks of a separate form; `biased`: a bias by positions."""
     masks = separate or rules.masks(None)
-    query = _nothing(BATCH, separate or HEADS, TOKENS, size, dtype=dtype)
-    keys = _nothing(BATCH, separate or GROUPS, TOKENS, size, dtype=dtype)
+    query = _nothing(BATCH, HEADS, TOKENS, size, dtype=dtype)
+    keys = _nothing(BATCH, GROUPS, TOKENS, size, dtype=dtype)
+    form = _nothing(BATCH, separate, TOKENS, size, dtype=dtype) if separate else None
     f = _nothing(BATCH, masks, TOKENS)
     before = Order(_nothing(BATCH, 1, TOKENS, dtype=torch.int64), f, f)
     positions = _nothing(BATCH, TOKENS, dtype=torch.int64)
-    bias = _nothing(1, masks, TOKENS, TOKENS) if biased else None
+    bias = _nothing(1, HEADS, TOKENS, TOKENS) if biased else None
     cache.run_order(
-        cache.OrderCall(query, keys, positions, before, bias, rules, bool(separate), masks > 0, BUDGET, 0, 0)
+        OrderCall(query, keys, positions, before, rules, bias, form, form, 0, 0.0, BUDGET, masks > 0, history=False)
     )
 
 

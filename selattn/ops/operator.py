@@ -299,7 +299,7 @@ class _Eager(torch.autograd.Function):
     """The passes of an `Operator`, called at once."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Operator, request: Request, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, operator: Operator, request: Any, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         results = operator.run_forward(request)
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*operator.constant_of(results))

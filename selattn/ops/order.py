@@ -96,7 +96,7 @@ def order_call(request: OrderRequest) -> OrderCall:
     tokens, rules, before, policy = request.tokens, request.rules, request.before, request.policy
     selects = policy.needs_weights or policy.needs_f
     bias = position_bias(rules, tokens.query, request.positions) if selects else None
-    form = (tokens.selection_query, request.selection_keys) if selects else (None, None)
+    form_query, form_keys = (tokens.selection_query, request.selection_keys) if selects else (None, None)
     return OrderCall(
         tokens.query.detach(),
         request.keys.detach(),
@@ -104,11 +104,12 @@ def order_call(request: OrderRequest) -> OrderCall:
         Order(before.until, before.f.detach(), before.score.detach()),
         rules._replace(bias=None),
         None if bias is None else bias.detach(),
-        *(None if x is None else x.detach() for x in form),
+        None if form_query is None else form_query.detach(),
+        None if form_keys is None else form_keys.detach(),
         *policy_number(policy),
-        request.budget,
-        selects,
-        request.history,
+        budget=request.budget,
+        selects=selects,
+        history=request.history,
     )
 
 

@@ -27,7 +27,7 @@ CHUNK = 1024  # keys that a program looks at in one go when it lists the living
 STRIP_BYTES = 128 << 20  # of dF that are held at once
 
 
-class Found(NamedTuple):
+class Results(NamedTuple):
     """What the forward pass gives; empty for what was not asked for."""
 
     output: Tensor  # [B, H, N, Dv]
@@ -39,12 +39,12 @@ class Found(NamedTuple):
     dead: Tensor  # [B, S, M] int32
 
 
-def shapes(r: Request) -> Found:
+def shapes(r: Request) -> Results:
     """Empty tensors for it."""
     (batch, heads, count, _), keys, masks = r.query.shape, r.key.shape[2], r.masks
     exact = r.query.new_empty(0, dtype=torch.float32)
     blocks = -(-count // config_of(r).rows)
-    return Found(
+    return Results(
         output=r.query.new_empty(batch, heads, count, r.value.shape[3]),
         lse=exact.new_empty(batch, heads, count),
         memory=exact.new_empty((batch, masks, count) if r.wanted.memory else 0),
@@ -55,23 +55,23 @@ def shapes(r: Request) -> Found:
     )
 
 
-def forward(r: Request) -> Found:
+def forward(r: Request) -> Results:
     """Run the kernels of the forward pass: output, log-sum-exp, M, F, and what the backward pass needs."""
     from selattn.ops.backends.triton.kernels.attend import attend
 
-    found = shapes(r)
+    results = shapes(r)
     if r.query.shape[0] == 0:
-        return found
+        return results
     with on(r.query.device):
         ready = prepare(r)
-        call = select(ready, found, r)
-        call = with_lists(call, ready.how, ready.config, found.dead)
+        call = select(ready, results, r)
+        call = with_lists(call, ready.how, ready.config, results.dead)
         tile = ready.config.attend
         count, same = heads_together(tile, call, ready.how)
         launch(
             attend,
             (blocks(call, ready.config), call.H // count, r.query.shape[0]),
-            *(call, found.output, found.lse, found.memory, ready.how),
+            *(call, results.output, results.lse, results.memory, ready.how),
             HEADS=count,
             SAME=same,
             BM=ready.config.rows,
@@ -79,23 +79,23 @@ def forward(r: Request) -> Found:
             **tile.effort(),
         )
         if r.wanted.living:
-            found.living.copy_(living_share(r, call, ready.config.rows, found.dead))
-        return found
+            results.living.copy_(living_share(r, call, ready.config.rows, results.dead))
+        return results
 
 
-def select(ready: Prepared, found: Found, r: Request) -> Call:
-    """F at the first row of each block, who is dead from there, and the final F; `found` is written to."""
+def select(ready: Prepared, results: Results, r: Request) -> Call:
+    """F at the first row of each block, the columns that are dead from there, and the final F, all in `results`."""
     from selattn.ops.backends.triton.kernels.select import bounds
     from selattn.ops.backends.triton.kernels.select import select as run
 
     call, how, config = ready
     if not how.select:
         return call
-    call = call._replace(block_f=found.block_f)
+    call = call._replace(block_f=results.block_f)
     batch, reach, own = r.query.shape[0], None, None
     sizes: tuple[Tensor | None, Tensor | None] = (None, None)
     if how.dies:
-        reach, own = (found.lse.new_empty(batch, call.H, blocks(call, config)) for _ in range(2))
+        reach, own = (results.lse.new_empty(batch, call.H, blocks(call, config)) for _ in range(2))
         launch(
             bounds,
             (blocks(call, config), call.H, batch),
@@ -114,7 +114,7 @@ def select(ready: Prepared, found: Found, r: Request) -> Call:
     launch(
         run,
         (-(-call.M // tile.keys), call.S, batch),
-        *(call, reach, own, *sizes, found.dead, found.final_f, how),
+        *(call, reach, own, *sizes, results.dead, results.final_f, how),
         HEADS=together,
         BM=config.rows,
         BN=tile.keys,
@@ -198,69 +198,148 @@ def living_share(r: Request, call: Call, block: int, dead: Tensor) -> Tensor:
     return torch.where(seen > 0, lived.double() / seen.clamp(min=1), 1.0)
 
 
-class _Upstream(NamedTuple):
-    """What comes from above, and what is rebuilt from it for all kernels."""
-
-    d_output: Tensor
-    delta: Tensor
-    memory: Tensor | None
-    final_f: Tensor | None
-
-
-class _Selecting(NamedTuple):
-    """What selection adds: to the queries and keys of the selecting heads (not scaled yet), and to the initial F."""
-
-    query: Tensor  # [B, S, N, Ds] fp32
-    key: Tensor  # [B, S, M, Ds] fp32
-    initial_f: Tensor  # [B, S, M] fp32
-
-
 def backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor | None]:
-    """Run it: gradients by the names of the request's tensors. `saved` is what the forward pass gave."""
-    from selattn.ops.backends.triton.kernels.d_selecting import row_products
-
-    found = Found(**{**dict.fromkeys(Found._fields, saved["lse"].new_empty(0)), **saved})
-    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r.query, r.key, r.value))
+    """Gradients by the names of the request's tensors. `saved` is what the forward pass gave."""
     if r.query.shape[0] == 0:
-        given = {name: getattr(r, name) for name in needed}
-        return {name: torch.zeros_like(x) for name, x in given.items()}
-    d_output, d_memory, d_final_f = (came[name] for name in ("output", "memory", "final_f"))
+        return {name: torch.zeros_like(getattr(r, name)) for name in needed}
     with on(r.query.device):
-        call, how, config = prepare(r)
-        call = with_lists(call._replace(block_f=found.block_f), how, config, found.dead)
-        how = how._replace(memory=d_memory is not None)
-        batch, grid = r.query.shape[0], (blocks(call, config), call.H, r.query.shape[0])
-        d_output = torch.zeros_like(found.output) if d_output is None else d_output.to(r.query.dtype)
-        if call.rows is not None:  # whatever comes back to padding
-            d_output = d_output.masked_fill((call.rows < 0)[:, None, :, None], 0.0)
-        upstream = _Upstream(
-            d_output,
-            torch.empty_like(found.lse),
-            None if d_memory is None else d_memory.to(torch.float32).contiguous(),
-            d_final_f,
-        )
+        return _Backward(r, saved, came, needed).gradients()
+
+
+class _Backward:
+    """The kernels of the backward pass, and what they share."""
+
+    def __init__(self, r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> None:
+        from selattn.ops.backends.triton.kernels.d_selecting import row_products
+
+        self.r, self.lse, self.dead = r, saved["lse"], saved["dead"]
+        self.call, how, self.config = prepare(r)
+        self.call = with_lists(self.call._replace(block_f=saved["block_f"]), how, self.config, self.dead)
+        d_memory, self.d_final_f = came["memory"], came["final_f"]
+        self.how = how._replace(memory=d_memory is not None)
+        self.d_memory = None if d_memory is None else d_memory.to(torch.float32).contiguous()
+        output, d_output = saved["output"], came["output"]
+        d_output = torch.zeros_like(output) if d_output is None else d_output.to(r.query.dtype)
+        if self.call.rows is not None:  # whatever comes back to padding
+            d_output = d_output.masked_fill((self.call.rows < 0)[:, None, :, None], 0.0)
+        self.d_output, self.delta = rows_of(d_output), torch.empty_like(self.lse)
         launch(
             row_products,
-            grid,
-            *(rows_of(found.output), rows_of(upstream.d_output), upstream.delta, call.N, how),
-            BM=config.rows,
+            (blocks(self.call, self.config), self.call.H, r.query.shape[0]),
+            *(rows_of(output), self.d_output, self.delta, self.call.N, self.how),
+            BM=self.config.rows,
             num_warps=4,
             num_stages=1,
         )
-        d_bias = found.lse.new_zeros(batch, call.H, call.N, call.M) if "bias" in needed else None
-        order = order_of_keys(call, how, config, found.dead)
-        selecting = _selecting(call, how, config, found, upstream, order, d_bias) if how.select else None
-        _keys(call, how, config, found, upstream, order, selecting, (dk, dv))
-        _queries(call, how, config, found, upstream, selecting, dq, d_bias)
-    gradients: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv}
-    if d_bias is not None and r.bias is not None:
-        gradients["bias"] = d_bias.sum_to_size(r.bias.shape)
-    if selecting is not None:
-        gradients["initial_f"] = selecting.initial_f
-    if selecting is not None and how.separate:
-        scale = how.Ds**-0.5
-        gradients |= {"selection_query": selecting.query * scale, "selection_key": selecting.key * scale}
-    return gradients
+        shape = (r.query.shape[0], self.call.H, self.call.N, self.call.M)
+        self.d_bias = self.lse.new_zeros(shape) if "bias" in needed else None
+        self.order = order_of_keys(self.call, self.how, self.config, self.dead)
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """All of them."""
+        r = self.r
+        dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (r.query, r.key, r.value))
+        # What selection adds: to queries and keys of the selecting heads (not scaled yet), and to the initial F.
+        d_selecting_query, d_selecting_key, d_initial_f = self.selecting() if self.how.select else (None, None, None)
+        self.keys(d_selecting_key, dk, dv)
+        self.queries(d_selecting_query, dq)
+        found: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv, "initial_f": d_initial_f}
+        if self.d_bias is not None and r.bias is not None:
+            found["bias"] = self.d_bias.sum_to_size(r.bias.shape)
+        if d_selecting_query is not None and d_selecting_key is not None and self.how.separate:
+            scale = self.how.Ds**-0.5
+            found |= {"selection_query": d_selecting_query * scale, "selection_key": d_selecting_key * scale}
+        return found
+
+    def selecting(self) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, S, N, Ds], [B, S, M, Ds] and [B, S, M], in fp32.
+
+        Strips of rows from the last to the first: dF of all heads, then what it means for the selecting ones.
+        """
+        from selattn.ops.backends.triton.kernels.d_selecting import d_forgetting, d_selecting_keys, d_selecting_queries
+
+        call, how, config, new = self.call, self.how, self.config, self.lse.new_zeros
+        batch, size, total = self.r.query.shape[0], config.rows, blocks(call, config)
+        whole = self.d_final_f is not None
+        end = -(-(call.N + how.switches.shift) // size) if whole else total  # type: ignore[attr-defined]  # its fields are made
+        dq, dk = new(batch, call.S, call.N, how.Ds), new(batch, call.S, call.M, how.Ds)
+        if self.d_final_f is None:
+            later = new(batch, call.S, call.M)
+        else:
+            later = self.d_final_f.to(torch.float32).clone(memory_format=torch.contiguous_format)
+        count = max(1, min(end, STRIP_BYTES // (4 * batch * call.S * call.M * size)))
+        strip = count * size
+        df = self.lse.new_empty(batch, call.S, strip, call.M)
+        each, tile = config.d_selecting, config.d_forgetting
+        for last in range(end, 0, -count):
+            first = max(0, last - count)
+            launch(
+                d_forgetting,
+                (-(-call.M // tile.keys), min(last, total) - first, batch * call.S),
+                *(call, self.d_output, self.lse, self.delta, self.d_memory, df, first, strip, how),
+                BM=size,
+                BN=tile.keys,
+                **tile.effort(),
+            )
+            # Masks one after the other where they might add to the same head's bias.
+            for mask, masks in [(0, call.S)] if self.d_bias is None else [(s, 1) for s in range(call.S)]:
+                launch(
+                    d_selecting_keys,
+                    (-(-call.M // each.keys), masks, batch),
+                    *(call, df, self.dead, self.order, later, dk, self.d_bias, first, last, strip, mask, how),
+                    ORDERS=1 if self.order is None else self.order.shape[1],
+                    WHOLE=whole,
+                    BIAS=self.d_bias is not None and not how.separate,
+                    BM=size,
+                    BN=each.keys,
+                    **each.effort(),
+                )
+            launch(
+                d_selecting_queries,
+                (last - first, call.S, batch),
+                *(call, df, dq, first, strip, how),
+                WHOLE=whole,
+                BM=size,
+                BN=each.keys,
+                **each.effort(),
+            )
+        return dq, dk, later
+
+    def keys(self, d_selecting_key: Tensor | None, dk: Tensor, dv: Tensor) -> None:
+        """Gradients of keys and values."""
+        from selattn.ops.backends.triton.kernels.d_keys import d_keys
+
+        call, tile = self.call, self.config.d_keys
+        shared = call.H // call.G
+        common = gcd(shared, call.H // call.S) if self.how.select else 1
+        launch(
+            d_keys,
+            (-(-call.M // tile.keys), call.G, dk.shape[0]),
+            *(call, self.d_output, self.lse, self.delta, self.dead, self.order, d_selecting_key, dk, dv, self.how),
+            ORDERS=1 if self.order is None else self.order.shape[1],
+            HEADS=next(n for n in range(min(tile.heads, common), 0, -1) if common % n == 0),
+            BM=self.config.rows,
+            BN=tile.keys,
+            **tile.effort(),
+        )
+
+    def queries(self, d_selecting_query: Tensor | None, dq: Tensor) -> None:
+        """Gradients of queries, and of the bias where it is wanted."""
+        from selattn.ops.backends.triton.kernels.d_keys import d_queries
+
+        call, tile = self.call, self.config.d_queries
+        count, same = heads_together(tile, call, self.how)
+        launch(
+            d_queries,
+            (blocks(call, self.config), call.H // count, dq.shape[0]),
+            *(call, self.d_output, self.lse, self.delta, d_selecting_query, dq, self.d_bias, self.how),
+            BIAS=self.d_bias is not None,
+            HEADS=count,
+            SAME=same,
+            BM=self.config.rows,
+            BN=tile.keys,
+            **tile.effort(),
+        )
 
 
 def order_of_keys(call: Call, how: How, config: Config, dead: Tensor) -> Tensor | None:
@@ -282,127 +361,9 @@ def order_of_keys(call: Call, how: How, config: Config, dead: Tensor) -> Tensor 
     return ends.argsort(dim=-1, stable=True).to(torch.int32)
 
 
-def _selecting(
-    call: Call,
-    how: How,
-    config: Config,
-    found: Found,
-    upstream: _Upstream,
-    order: Tensor | None,
-    d_bias: Tensor | None,
-) -> _Selecting:
-    """Strips of rows from the last to the first: dF of all heads, then what it means for the selecting ones."""
-    from selattn.ops.backends.triton.kernels.d_selecting import d_forgetting, d_selecting_keys, d_selecting_queries
-
-    assert call.query.data is not None
-    batch, size, total = call.query.data.shape[0], config.rows, blocks(call, config)
-    whole = upstream.final_f is not None
-    end = -(-(call.N + how.switches.shift) // size) if whole else total  # type: ignore[attr-defined]  # its fields are made
-    dq = found.lse.new_zeros(batch, call.S, call.N, how.Ds)
-    dk = found.lse.new_zeros(batch, call.S, call.M, how.Ds)
-    if upstream.final_f is None:
-        later = found.lse.new_zeros(batch, call.S, call.M)
-    else:
-        later = upstream.final_f.to(torch.float32).clone(memory_format=torch.contiguous_format)
-    count = max(1, min(end, STRIP_BYTES // (4 * batch * call.S * call.M * size)))
-    strip = count * size
-    df = found.lse.new_empty(batch, call.S, strip, call.M)
-    orders = 1 if order is None else order.shape[1]
-    each, tile = config.d_selecting, config.d_forgetting
-    for last in range(end, 0, -count):
-        first = max(0, last - count)
-        launch(
-            d_forgetting,
-            (-(-call.M // tile.keys), min(last, total) - first, batch * call.S),
-            *(call, rows_of(upstream.d_output), found.lse, upstream.delta, upstream.memory, df, first, strip, how),
-            BM=size,
-            BN=tile.keys,
-            **tile.effort(),
-        )
-        # Masks one after the other where they might add to the same head's bias.
-        for mask, masks in [(0, call.S)] if d_bias is None else [(s, 1) for s in range(call.S)]:
-            launch(
-                d_selecting_keys,
-                (-(-call.M // each.keys), masks, batch),
-                *(call, df, found.dead, order, later, dk, d_bias, first, last, strip, mask, how),
-                ORDERS=orders,
-                WHOLE=whole,
-                BIAS=d_bias is not None and not how.separate,
-                BM=size,
-                BN=each.keys,
-                **each.effort(),
-            )
-        launch(
-            d_selecting_queries,
-            (last - first, call.S, batch),
-            *(call, df, dq, first, strip, how),
-            WHOLE=whole,
-            BM=size,
-            BN=each.keys,
-            **each.effort(),
-        )
-    return _Selecting(dq, dk, later)
-
-
-def _keys(
-    call: Call,
-    how: How,
-    config: Config,
-    found: Found,
-    upstream: _Upstream,
-    order: Tensor | None,
-    selecting: _Selecting | None,
-    to: tuple[Tensor, Tensor],
-) -> None:
-    from selattn.ops.backends.triton.kernels.d_keys import d_keys
-
-    assert call.query.data is not None
-    tile, shared = config.d_keys, call.H // call.G
-    common = gcd(shared, call.H // call.S) if how.select else 1
-    launch(
-        d_keys,
-        (-(-call.M // tile.keys), call.G, call.query.data.shape[0]),
-        *(call, rows_of(upstream.d_output), found.lse, upstream.delta, found.dead, order),
-        *(None if selecting is None else selecting.key, *to, how),
-        ORDERS=1 if order is None else order.shape[1],
-        HEADS=next(n for n in range(min(tile.heads, common), 0, -1) if common % n == 0),
-        BM=config.rows,
-        BN=tile.keys,
-        **tile.effort(),
-    )
-
-
-def _queries(
-    call: Call,
-    how: How,
-    config: Config,
-    found: Found,
-    upstream: _Upstream,
-    selecting: _Selecting | None,
-    to: Tensor,
-    d_bias: Tensor | None,
-) -> None:
-    from selattn.ops.backends.triton.kernels.d_keys import d_queries
-
-    tile = config.d_queries
-    count, same = heads_together(tile, call, how)
-    launch(
-        d_queries,
-        (blocks(call, config), call.H // count, to.shape[0]),
-        *(call, rows_of(upstream.d_output), found.lse, upstream.delta),
-        *(None if selecting is None else selecting.query, to, d_bias, how),
-        BIAS=d_bias is not None,
-        HEADS=count,
-        SAME=same,
-        BM=config.rows,
-        BN=tile.keys,
-        **tile.effort(),
-    )
-
-
 OPERATOR = Operator(
     "triton",
-    results=Found,
+    results=Results,
     forward=forward,
     shapes=shapes,
     backward=backward,

@@ -1,7 +1,7 @@
 """What a cache asks of the kernels: one step of decoding, and the eviction order of many queries.
 
-Each has a tuple that torch's graphs take (`StepCall`, `OrderCall`), one that its kernel is given (`Step`, `Eviction`)
-and what decides its code (`StepHow`, `EvictionHow`). Shapes as in `selattn.ops.order`, with one order.
+A graph of torch takes `StepCall` and `OrderCall`; of them `Step` and `Eviction` are made, which the kernels are given.
+Shapes as in `selattn.ops.order`, with one order.
 """
 
 from __future__ import annotations
@@ -15,22 +15,33 @@ from selattn.ops.backends.triton.configs import cannot_hold, choose
 from selattn.ops.backends.triton.prepare import (
     Matrix,
     Rows,
-    Switches,
-    heads_on,
+    how_of,
     launch,
     matrix_of,
     on,
     padded,
-    precision_of,
     rows_of,
-    switches_of,
+    selecting_heads,
 )
 from selattn.ops.operator import Arguments, in_graph, node
-from selattn.ops.order import Order, OrderRequest, Ranking, StepRequest
-from selattn.ops.rules import Rules, position_bias
+from selattn.ops.order import (
+    COMPILED,
+    Order,
+    OrderCall,
+    OrderRequest,
+    Ranking,
+    StepRequest,
+    Stored,
+    order_call,
+    policy_number,
+    stored,
+)
+from selattn.ops.request import Tokens
+from selattn.ops.rules import Rules, step_bias
 from selattn.ops.selection import Selection
 
-NUMBERS = {"POLICY_SELECTIVE": 0, "POLICY_WINDOW": 3}  # of the policies that the kernels know
+KNOWN = ("POLICY_SELECTIVE", "POLICY_WINDOW")  # the policies that the kernels know, by their places in `COMPILED`
+NO_PATTERNS = "it has no sparse patterns"
 MOST_KEPT = 1 << 14  # tokens that one program of an eviction order can hold in its registers
 STRIP_BYTES = 64 << 20  # of logits that are held at once
 
@@ -74,34 +85,11 @@ class Step(NamedTuple):
     cap: float
 
 
-class StepHow(NamedTuple):
-    """What decides the code of the kernel."""
-
-    select: bool
-    separate: bool
-    switches: Switches
-    strength: bool
-    softcap: bool
-    window: bool
-    bias: bool
-    some: bool  # some tokens are padding
-    rows: bool  # sequence b is in row rows[b]
-    evicts: bool  # there is a budget
-    policy: int
-    D: int
-    D_padded: int
-    Dv: int
-    Dv_padded: int
-    Ds: int
-    Ds_padded: int
-    precision: str
-
-
 def policy_refusal(policy: Ranking, orders: int) -> str | None:
-    """Why the kernels cannot find out who leaves by this policy; None if they can."""
+    """Why the kernels cannot rank by this policy; None if they can."""
     known = policy.compiled()
     reasons = {
-        f"it does not know the policy {policy.name!r}": known is None or known[0] not in NUMBERS,
+        f"it does not know the policy {policy.name!r}": known is None or known[0] not in KNOWN,
         "it has one order of eviction for all heads": orders > 1,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -112,18 +100,13 @@ def step_refusal(request: StepRequest) -> str | None:
     tokens, rules, policy = request.tokens, request.rules, request.policy
     if reason := cannot_hold(tokens.query, tokens.value, tokens.selection_query):
         return reason
-    if reason := rules_refusal(rules):
-        return reason
+    if rules.pattern is not None:
+        return NO_PATTERNS
     if request.slots.position.shape[1] > 1:
         return "it has one order of eviction for all heads"
     if policy.needs_weights:
         return f"it keeps no scores, which the policy {policy.name!r} needs"
     return None if request.budget is None else policy_refusal(policy, 1)
-
-
-def rules_refusal(rules: Rules) -> str | None:
-    """Why the kernels for decoding and for the order cannot follow these rules; None if they can."""
-    return None if rules.pattern is None else "it has no sparse patterns"
 
 
 def selecting_bias(bias: Tensor, selection: Selection, forms: int) -> Tensor:
@@ -138,26 +121,16 @@ def selecting_bias(bias: Tensor, selection: Selection, forms: int) -> Tensor:
     return bias if bias.shape[1] == 1 else bias[:, list(selection.heads)]
 
 
-def ranked_by(policy: Ranking, budget: int) -> tuple[int, int]:
-    """The policy's number, and how many of the first tokens are safe."""
-    name, parameter = policy.compiled() or ("POLICY_SELECTIVE", 0.0)
-    return NUMBERS[name], min(int(parameter), budget - 1) if name == "POLICY_WINDOW" else 0
+def sinks_of(policy: int, parameter: float, budget: int) -> int:
+    """How many of the first tokens a policy of that number never evicts."""
+    return min(int(parameter), budget - 1) if COMPILED[policy] == "POLICY_WINDOW" else 0
 
 
 class StepCall(NamedTuple):
-    """A step, as torch's operator takes it."""
+    """A `StepRequest`, as torch's operator takes it."""
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    real: Tensor | None
-    selection_query: Tensor | None
-    selection_key: Tensor | None
-    keys: Tensor
-    values: Tensor
-    position: Tensor
-    f: Tensor
-    selection_keys: Tensor | None
+    tokens: Tokens
+    slots: Stored
     rows: Tensor | None
     length: Tensor
     bias: Tensor | None  # [B or 1, H or 1, 1, used + 1], see `Step`
@@ -165,41 +138,20 @@ class StepCall(NamedTuple):
     used: int
     budget: int  # 0: none
     policy: int
-    sinks: int
+    parameter: float
 
 
-WRITTEN = ("keys", "values", "position", "f", "selection_keys")
+WRITTEN = tuple(f"slots_{name}" for name in ("keys", "values", "position", "f", "selection_keys"))
 
 
 def step(request: StepRequest) -> Tensor:
     """The output [B, H, 1, Dv] of the query; the slots are written to, but for their `length`."""
-    slots, tokens, rules, budget = request.slots, request.tokens, request.rules, request.budget or 0
-    bias = None
+    slots, tokens, rules, bias = stored(request.slots), request.tokens, request.rules, None
     if rules.bias is not None:
-        position = slots.position[:, 0, : request.used]
-        position = position if request.rows is None else position[request.rows]
-        at = torch.cat([position.long(), request.length[:, None]], -1)
-        bias = position_bias(rules, tokens.query, at)
-    call = StepCall(
-        tokens.query,
-        tokens.key,
-        tokens.value,
-        tokens.real,
-        tokens.selection_query,
-        tokens.selection_key,
-        slots.keys,
-        slots.values,
-        slots.position,
-        slots.f,
-        slots.selection_keys,
-        request.rows,
-        request.length,
-        bias,
-        rules._replace(bias=None),
-        request.used,
-        budget,
-        *ranked_by(request.policy, budget),
-    )
+        position = slots.position if request.rows is None else slots.position[request.rows]
+        bias = step_bias(rules, tokens.query, position[..., : request.used], request.length)
+    rules, budget, policy = rules._replace(bias=None), request.budget or 0, policy_number(request.policy)
+    call = StepCall(tokens, slots, request.rows, request.length, bias, rules, request.used, budget, *policy)
     return STEP_NODE(*STEP_ARGUMENTS.flatten(call)) if in_graph(tokens.query) else run_step(call)
 
 
@@ -207,42 +159,45 @@ def run_step(x: StepCall) -> Tensor:
     """`step`, from what the operator takes."""
     from selattn.ops.backends.triton.kernels.step import step as run
 
-    query, rules, separate = x.query, x.rules, x.selection_query is not None
+    new, slots, rules = x.tokens, x.slots, x.rules
+    query, form = new.query, new.selection_query
     selection, strength = rules.selection or Selection(), rules.strength_of(query)
-    (batch, heads, _, size), (groups, places, value_size) = query.shape, x.values.shape[1:]
-    masks = rules.masks(x.selection_query)
-    selecting_size = size if x.selection_query is None else x.selection_query.shape[3]
+    (batch, heads, _, size), (groups, places, value_size) = query.shape, slots.values.shape[1:]
+    how = how_of(rules, form, x.bias is not None, size, value_size)
+    how = how._replace(some=new.real is not None, rows=x.rows is not None, evicts=x.budget > 0, policy=x.policy)
+    masks, separate = rules.masks(form), form is not None
     out = query.new_empty(batch, heads, 1, value_size)
     if batch == 0:
         return out
-    tile = choose(query.device, query.dtype, max(size, value_size, selecting_size)).step
+    tile = choose(query.device, query.dtype, max(size, value_size, how.Ds)).step
+    bias = None if x.bias is None else x.bias.float()
+    selecting_keys = slots.keys if slots.selection_keys is None else slots.selection_keys
     with on(query.device):
-        which = tuple(range(masks)) if separate else selection.heads
         call = Step(
             query=rows_of(query),
-            key=rows_of(x.key),
-            value=rows_of(x.value),
-            selecting_query=rows_of(query if x.selection_query is None else x.selection_query),
-            selecting_key=rows_of(x.key if x.selection_key is None else x.selection_key),
-            real=None if x.real is None else x.real.contiguous().view(torch.uint8),
-            bias=matrix_of(None if x.bias is None else x.bias.float()),
+            key=rows_of(new.key),
+            value=rows_of(new.value),
+            selecting_query=rows_of(query if form is None else form),
+            selecting_key=rows_of(new.key if new.selection_key is None else new.selection_key),
+            real=None if new.real is None else new.real.contiguous().view(torch.uint8),
+            bias=matrix_of(bias),
             selecting_bias=matrix_of(
-                None if x.bias is None or not masks else selecting_bias(x.bias.float(), selection, masks * separate)
+                None if bias is None or not masks else selecting_bias(bias, selection, masks * separate)
             ),
-            stored_keys=x.keys,
-            stored_values=x.values,
-            selecting_keys=x.keys if x.selection_keys is None else x.selection_keys,
-            position=x.position,
-            f=x.f if masks else None,
+            stored_keys=slots.keys,
+            stored_values=slots.values,
+            selecting_keys=selecting_keys,
+            position=slots.position,
+            f=slots.f if masks else None,
             rows=x.rows,
-            keys_row=x.keys.stride(0),
-            values_row=x.values.stride(0),
-            selecting_row=(x.keys if x.selection_keys is None else x.selection_keys).stride(0),
-            position_row=x.position.stride(0),
-            f_row=x.f.stride(0),
+            keys_row=slots.keys.stride(0),
+            values_row=slots.values.stride(0),
+            selecting_row=selecting_keys.stride(0),
+            position_row=slots.position.stride(0),
+            f_row=slots.f.stride(0),
             length=x.length,
             done=_counters(batch, query.device),
-            heads=heads_on(which, query.device) if masks else None,
+            heads=selecting_heads(selection, masks, separate, query.device),
             strength=None if strength is None else strength.to(torch.float32),
             H=heads,
             G=groups,
@@ -250,38 +205,18 @@ def run_step(x: StepCall) -> Tensor:
             C=places,
             used=x.used,
             budget=x.budget,
-            sinks=x.sinks,
+            sinks=sinks_of(x.policy, x.parameter, x.budget),
             window=rules.window or 0,
             scale=rules.scale_of(query),
-            selecting_scale=selecting_size**-0.5 if separate else rules.scale_of(query),
+            selecting_scale=how.Ds**-0.5 if separate else rules.scale_of(query),
             cap=rules.softcap or 0.0,
-        )
-        how = StepHow(
-            select=masks > 0,
-            separate=separate,
-            switches=switches_of(selection),
-            strength=strength is not None,
-            softcap=rules.softcap is not None,
-            window=rules.window is not None,
-            bias=x.bias is not None,
-            some=x.real is not None,
-            rows=x.rows is not None,
-            evicts=x.budget > 0,
-            policy=x.policy,
-            D=size,
-            D_padded=padded(size),
-            Dv=value_size,
-            Dv_padded=padded(value_size),
-            Ds=selecting_size,
-            Ds_padded=padded(selecting_size),
-            precision=precision_of(),
         )
         launch(run, (groups, batch), call, out, how, ROWS=padded(heads // groups), BC=tile.keys, **tile.effort())
     return out
 
 
 def _step_shape(x: StepCall) -> Tensor:
-    return x.query.new_empty(*x.query.shape[:3], x.value.shape[3])
+    return x.tokens.query.new_empty(*x.tokens.query.shape[:3], x.tokens.value.shape[3])
 
 
 STEP_ARGUMENTS = Arguments(StepCall)
@@ -294,10 +229,10 @@ _done: dict[tuple[torch.device, int], Tensor] = {}
 def _counters(batch: int, device: torch.device) -> Tensor:
     """[B] int32 zeros, one array for each stream: every step leaves them as it found them."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    found = _done.get((device, stream))
-    if found is None or found.shape[0] < batch:
-        found = _done[device, stream] = torch.zeros(max(batch, 256), dtype=torch.int32, device=device)
-    return found
+    zeros = _done.get((device, stream))
+    if zeros is None or zeros.shape[0] < batch:
+        zeros = _done[device, stream] = torch.zeros(max(batch, 256), dtype=torch.int32, device=device)
+    return zeros
 
 
 class Eviction(NamedTuple):
@@ -324,27 +259,13 @@ class Eviction(NamedTuple):
     cap: float
 
 
-class EvictionHow(NamedTuple):
-    """What decides the code of the kernels."""
-
-    select: bool
-    separate: bool
-    switches: Switches
-    strength: bool
-    softcap: bool
-    window: bool
-    bias: bool
-    policy: int
-    D: int
-    D_padded: int
-    precision: str
-
-
 def order_refusal(request: OrderRequest) -> str | None:
     """Why the kernels cannot compute this order; None if they can."""
     tokens = request.tokens
-    if reason := cannot_hold(tokens.query, None, tokens.selection_query) or rules_refusal(request.rules):
+    if reason := cannot_hold(tokens.query, None, tokens.selection_query):
         return reason
+    if request.rules.pattern is not None:
+        return NO_PATTERNS
     if reason := policy_refusal(request.policy, request.before.until.shape[1]):
         return reason
     kept = capacity(request.budget, request.keys.shape[2], tokens.query.shape[2])
@@ -356,72 +277,41 @@ def capacity(budget: int, entries: int, queries: int) -> int:
     return max(min(budget, entries), entries - queries, 1)
 
 
-class OrderCall(NamedTuple):
-    """An eviction order, as torch's operator takes it."""
-
-    query: Tensor  # those of the separate form, if there is one
-    keys: Tensor
-    positions: Tensor
-    before: Order
-    bias: Tensor | None  # [B or 1, S or 1, n, M]
-    rules: Rules
-    separate: bool
-    selects: bool  # else F is not needed
-    budget: int
-    policy: int
-    sinks: int
-
-
 def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     """The order after the queries, and the scores after each of them, which no query of these policies changes."""
-    tokens, before, rules = request.tokens, request.before, request.rules
-    query, keys = (tokens.query, request.keys)
-    if tokens.selection_query is not None and request.selection_keys is not None:
-        query, keys = tokens.selection_query, request.selection_keys
-    selects, separate = rules.selection is not None and request.policy.needs_f, tokens.selection_query is not None
-    bias = position_bias(rules, tokens.query, request.positions) if selects else None
-    if bias is not None and rules.selection is not None:
-        bias = selecting_bias(bias.detach(), rules.selection, query.shape[1] * separate)
-    call = OrderCall(
-        query.detach(),
-        keys.detach(),
-        request.positions,
-        Order(before.until, before.f.detach(), before.score.detach()),
-        bias,
-        rules._replace(scale=rules.scale_of(tokens.query), bias=None),
-        separate,
-        selects,
-        request.budget,
-        *ranked_by(request.policy, request.budget),
-    )
-    until, f = ORDER_NODE(*ORDER_ARGUMENTS.flatten(call)) if in_graph(query) else run_order(call)
-    scores = before.score.expand(tokens.query.shape[2], *before.score.shape) if request.history else None
-    return Order(until, f, before.score), scores
+    call, score = order_call(request), request.before.score
+    until, f = ORDER_NODE(*ORDER_ARGUMENTS.flatten(call)) if in_graph(call.query) else run_order(call)
+    scores = score.expand(call.query.shape[2], *score.shape) if request.history else None
+    return Order(until, f, score), scores
 
 
 def run_order(x: OrderCall) -> tuple[Tensor, Tensor]:
     """`until` and F after the queries."""
     from selattn.ops.backends.triton.kernels.order import evict, strip_logits
 
-    query, rules, selection = x.query, x.rules, x.rules.selection or Selection()
-    (batch, heads, count, size), (groups, entries) = query.shape, x.keys.shape[1:3]
-    masks = x.before.f.shape[1] if x.selects else 0
+    rules, selection, separate = x.rules, x.rules.selection or Selection(), x.form_query is not None
+    query = x.query if x.form_query is None else x.form_query
+    keys = x.keys if x.form_keys is None else x.form_keys
+    (batch, heads, count, size), (groups, entries) = query.shape, keys.shape[1:3]
+    masks = rules.masks(x.form_query) if x.selects else 0
     until, f = (y.clone(memory_format=torch.contiguous_format) for y in x.before[:2])
     if batch == 0 or count == 0:
         return until, f
     config, strength = choose(query.device, query.dtype, size), rules.strength_of(query)
     rows, tile = config.rows, config.select
     strip = max(rows, min(count, STRIP_BYTES // (4 * batch * max(masks, 1) * entries)) // rows * rows)
-    which = tuple(range(masks)) if x.separate else selection.heads
+    bias = None
+    if x.bias is not None and masks:
+        bias = selecting_bias(x.bias, selection, masks * separate).float()
     call = Eviction(
         query=rows_of(query),
-        key=rows_of(x.keys),
+        key=rows_of(keys),
         positions=x.positions.to(torch.int32).contiguous(),
         until=until,
         f=f if masks else None,
-        heads=heads_on(which, query.device) if masks else None,
+        heads=selecting_heads(selection, masks, separate, query.device),
         strength=None if strength is None else strength.to(torch.float32),
-        bias=matrix_of(None if x.bias is None else x.bias.float()),
+        bias=matrix_of(bias),
         N=count,
         M=entries,
         H=heads,
@@ -429,24 +319,13 @@ def run_order(x: OrderCall) -> tuple[Tensor, Tensor]:
         S=max(masks, 1),
         strip=strip,
         budget=min(x.budget, entries + 1),
-        sinks=x.sinks,
+        sinks=sinks_of(x.policy, x.parameter, x.budget),
         window=rules.window or 0,
-        scale=size**-0.5 if x.separate else rules.scale_of(query),
+        scale=size**-0.5 if separate else rules.scale_of(query),
         cap=rules.softcap or 0.0,
     )
-    how = EvictionHow(
-        select=masks > 0,
-        separate=x.separate,
-        switches=switches_of(selection),
-        strength=strength is not None,
-        softcap=rules.softcap is not None and not x.separate,
-        window=rules.window is not None,
-        bias=x.bias is not None,
-        policy=x.policy,
-        D=size,
-        D_padded=padded(size),
-        precision=precision_of(),
-    )
+    how = how_of(rules, x.form_query, bias is not None, size, size, x.selects)
+    how = how._replace(softcap=how.softcap and not separate, policy=x.policy)
     with on(query.device):
         kept = _kept(call, padded(capacity(x.budget, entries, count)))
         logits = f.new_empty((batch, masks, strip, entries) if masks else 0, dtype=torch.float32)

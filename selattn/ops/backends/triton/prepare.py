@@ -19,6 +19,7 @@ from torch import Tensor
 
 from selattn.ops.backends.triton.configs import Config, choose
 from selattn.ops.request import Request
+from selattn.ops.rules import Rules
 from selattn.ops.selection import Selection
 
 LOG2E = 1.4426950408889634
@@ -124,7 +125,7 @@ class Call(NamedTuple):
 
 
 class How(NamedTuple):
-    """What decides the code of a kernel."""
+    """What decides the code of a kernel. First what all kernels know, then what some do."""
 
     select: bool  # else standard attention: F = 0
     separate: bool
@@ -132,27 +133,55 @@ class How(NamedTuple):
     softcap: bool
     strength: bool
     bias: bool
-    mask: bool
-    selecting_mask: bool
-    padded: bool  # some rows are padding: see Call.rows
-    first: bool  # there is Call.first; else every sequence begins with key 0
-    last: int  # 0: rows see all keys before them; 1: see Call.last; 2: that differs between key-value heads
-    low: bool
-    gather: bool  # the keys of a block are listed, else they are neighbours
-    lists: int  # lists for each row of the batch: S, or 1 in standard attention
-    dies: bool  # columns may be dead
-    leans_on_first: bool  # the bound for that may use the first token
-    initial_f: bool
-    final_f: bool
-    memory: bool
+    window: bool
+    precision: str  # of products in fp32
     D: int
     D_padded: int
     Dv: int
     Dv_padded: int
     Ds: int  # of the selecting head
     Ds_padded: int
-    precision: str  # of products in fp32
-    sums: str  # of products with dS
+    # Attention.
+    sums: str = ""  # of products with dS
+    mask: bool = False
+    selecting_mask: bool = False
+    padded: bool = False  # some rows are padding: see Call.rows
+    first: bool = False  # there is Call.first; else every sequence begins with key 0
+    last: int = 0  # 0: rows see all keys before them; 1: see Call.last; 2: that differs between key-value heads
+    low: bool = False
+    gather: bool = False  # the keys of a block are listed, else they are neighbours
+    lists: int = 1  # lists for each row of the batch: S, or 1 in standard attention
+    dies: bool = False  # columns may be dead
+    leans_on_first: bool = False  # the bound for that may use the first token
+    initial_f: bool = False
+    final_f: bool = False
+    memory: bool = False
+    # Decoding and the eviction order.
+    policy: int = 0
+    some: bool = False  # some tokens are padding
+    rows: bool = False  # sequence b is in row rows[b]
+    evicts: bool = False  # there is a budget
+
+
+def how_of(rules: Rules, form: Tensor | None, biased: bool, size: int, value_size: int, selects: bool = True) -> How:
+    """What follows from the rules, the query of a separate form and the sizes of heads. `selects`: F is needed."""
+    form_size = size if form is None else form.shape[3]
+    return How(
+        select=selects and rules.masks(form) > 0,
+        separate=form is not None,
+        switches=switches_of(rules.selection or Selection()),
+        softcap=rules.softcap is not None,
+        strength=isinstance(rules.strength, Tensor) or rules.strength != 1.0,
+        bias=biased,
+        window=rules.window is not None,
+        precision="ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",  # as PyTorch's own
+        D=size,
+        D_padded=padded(size),
+        Dv=value_size,
+        Dv_padded=padded(value_size),
+        Ds=form_size,
+        Ds_padded=padded(form_size),
+    )
 
 
 class Prepared(NamedTuple):
@@ -183,12 +212,10 @@ def prepare(r: Request) -> Prepared:
     config, masks, dies = config_of(r), r.masks, may_leave_out(r)
     (heads, rows, size), (groups, keys) = r.query.shape[1:], r.key.shape[1:3]
     separate = r.selection_query is not None
-    selecting_size = r.selection_query.shape[3] if r.selection_query is not None else size
     selection, softcap, window, tau = r.rules.selection or Selection(), r.rules.softcap, r.rules.window, r.rules.tau
     strength, last, any_head = r.strength, last_rows(r), shown_to_any(r)
     gather = dies or r.until is not None
     bounded = not gather and (r.start is not None or window is not None)
-    precision = precision_of()
     call = Call(
         query=rows_of(r.query),
         key=rows_of(r.key),
@@ -205,11 +232,11 @@ def prepare(r: Request) -> Prepared:
         S=max(masks, 1),
         natural_scale=r.scale,
         scale=r.scale * LOG2E,
-        selecting_scale=selecting_size**-0.5 * LOG2E,
+        selecting_scale=(size if r.selection_query is None else r.selection_query.shape[3]) ** -0.5 * LOG2E,
         cap=(softcap or 0.0) * LOG2E,
         tau=tau * LOG2E,
         least=max(log2(keys / r.rules.tolerance), tau * LOG2E) if dies else 0.0,
-        heads=heads_on(tuple(range(masks)) if separate else selection.heads, r.query.device) if masks else None,
+        heads=selecting_heads(selection, masks, separate, r.query.device),
         strength=None if strength is None else strength.to(torch.float32),
         rows=real_rows(r),
         first=None if r.start is None else r.start.expand(r.query.shape[0], -1).to(torch.int32).contiguous(),
@@ -223,13 +250,9 @@ def prepare(r: Request) -> Prepared:
         columns=None,
         counts=None,
     )
-    how = How(
-        select=masks > 0,
-        separate=separate,
-        switches=switches_of(selection),
-        softcap=softcap is not None,
-        strength=strength is not None,
-        bias=r.bias is not None,
+    how = how_of(r.rules, r.selection_query, r.bias is not None, size, r.value.shape[3])
+    how = how._replace(
+        sums=how.precision if r.query.dtype == torch.float32 else "tf32",
         mask=r.mask is not None,
         selecting_mask=any_head is not None,
         padded=call.rows is not None,
@@ -243,21 +266,8 @@ def prepare(r: Request) -> Prepared:
         initial_f=r.initial_f is not None,
         final_f=r.wanted.final_f,
         memory=r.wanted.memory and masks > 0,
-        D=size,
-        D_padded=padded(size),
-        Dv=r.value.shape[3],
-        Dv_padded=padded(r.value.shape[3]),
-        Ds=selecting_size,
-        Ds_padded=padded(selecting_size),
-        precision=precision,
-        sums=precision if r.query.dtype == torch.float32 else "tf32",
     )
     return Prepared(call, how, config)
-
-
-def precision_of() -> str:
-    """Of products in fp32, as PyTorch's own: TF32 only for those who ask for it."""
-    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def rows_of(x: Tensor) -> Rows:
@@ -276,6 +286,11 @@ def matrix_of(x: Tensor | None) -> Matrix:
 def padded(size: int) -> int:
     """The size that a kernel computes with: a power of two that the matrix units can do."""
     return max(16, 1 << (size - 1).bit_length())
+
+
+def selecting_heads(selection: Selection, masks: int, separate: bool, device: torch.device) -> Tensor | None:
+    """[S] int32: for each mask the head that selects, among the queries or those of a separate form."""
+    return heads_on(tuple(range(masks)) if separate else selection.heads, device) if masks else None
 
 
 @lru_cache(maxsize=64)
