@@ -2,7 +2,7 @@
 
 selective_attention   softmax(Q K^T / sqrt(d) - F) V, the paper's mechanism
 causal_attention      the baselines that the paper trains: standard, local window, strided and fixed sparse
-attend_whole          either by the rules of a layer, as models call it
+attend_whole          both, by the rules of a layer, as models call it
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_SELECTION = Selection()
 
 
 class KernelOptions(TypedDict, total=False):
-    """How a backend may compute, beside what.
+    """How a backend may compute.
 
     Attributes:
         tolerance: the attention mass that a row may lose to columns that are left out because they are masked for good.
@@ -37,7 +37,7 @@ class KernelOptions(TypedDict, total=False):
 
 
 class _Common(TypedDict, total=False):
-    """What both operators take beside the arguments of `scaled_dot_product_attention`."""
+    """The options of both operators that `scaled_dot_product_attention` does not have."""
 
     sequences: Sequences | None
     window: int | None
@@ -145,7 +145,7 @@ def selective_attention(
             (`final_f` of an earlier call). Required when N < M: without it, everything that was masked would be seen
             again.
         tau: the clamp of the memory M_i.
-        return_aux: what to return beside the output. See `AuxRequest` and `AuxOutput`.
+        return_aux: what to return with the output. See `AuxRequest` and `AuxOutput`.
         kernel_options: how to compute it. See `KernelOptions`.
         backend: "auto", a name from `selattn.ops.backends()`, or a `selattn.ops.Backend` of your own.
 
@@ -239,7 +239,7 @@ def _attend(
     selection_key: Tensor | None = None,
     initial_f: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, AuxOutput]:
-    """What a caller gave, checked and made a `Request`, and what comes of it."""
+    """Check the arguments of either operator, make a `Request` of them and run it."""
     checks.kinds(
         query=query, key=key, value=value, is_causal=is_causal, dropout_p=rules.dropout_p, enable_gqa=enable_gqa
     )

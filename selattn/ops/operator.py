@@ -96,22 +96,22 @@ class Arguments:
 
     def _read(self, numbers: Iterator[float]) -> Any:
         """The value that was written as these numbers, with None for each tensor; in the order of `_write`."""
-        found: dict[str, Any] = {
+        values: dict[str, Any] = {
             name: kind._read(numbers) if isinstance(kind, Arguments) else _read_number(kind, numbers)
             for name, kind in self._plain
         }
-        found |= {name: None for name, _ in self._own}
-        return self.cls(**found, **{name: inside._read(numbers) for name, inside in self._inside})
+        values |= {name: None for name, _ in self._own}
+        return self.cls(**values, **{name: inside._read(numbers) for name, inside in self._inside})
 
     def _filled(self, template: Any, tensors: Iterator[Tensor | None]) -> Any:
         """A template with its tensors in it."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for name, is_strength in self._own:
             x = next(tensors)
-            found[name] = 1.0 if x is None and is_strength else x
+            values[name] = 1.0 if x is None and is_strength else x
         for name, inside in self._inside:
-            found[name] = inside._filled(getattr(template, name), tensors)
-        return template._replace(**found)
+            values[name] = inside._filled(getattr(template, name), tensors)
+        return template._replace(**values)
 
 
 _TENSORS: dict[Any, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | Tensor: "Tensor?"}

@@ -29,7 +29,7 @@ class Kept(NamedTuple):
     position: Tensor  # [B, P, C] in the sequence, -1 for an empty place
     score: Tensor  # [B, P, C] the policy's own
     f: Tensor  # [B, 1 or P, C] F, the smallest of the masks that the order's heads follow; 0 without or if not needed
-    budget: int  # K; NEVER where there is none
+    budget: int  # K; NEVER without a budget
 
 
 class Ranking(Protocol):
@@ -54,13 +54,13 @@ class Ranking(Protocol):
 class Order(NamedTuple):
     """The state of M entries before, or after, some rows."""
 
-    until: Tensor  # [B, P, M] int64, the row from which an entry is gone; NEVER while it is kept
+    until: Tensor  # [B, P, M] int64, the row from which an entry is evicted; NEVER while it is kept
     f: Tensor  # [B, S, M] F
     score: Tensor  # [B, P, M]
 
 
 class OrderRequest(NamedTuple):
-    """n queries whose evictions are wanted. Nothing in it is changed."""
+    """n queries whose evictions are wanted. Backends change nothing in it."""
 
     tokens: Tokens  # the queries
     rules: Rules
@@ -188,8 +188,8 @@ def stands_alone(rules: Rules, separate: bool, masks: int, orders: int, heads: i
     """Whether each eviction order and its masks have nothing to do with the others: each mask selects in its own."""
     if orders == 1 or masks == 0 or masks % orders or rules.pattern is not None:
         return False
-    found = orders_of_masks(rules, separate, masks, orders, heads)
-    return found == [slice(s * orders // masks, s * orders // masks + 1) for s in range(masks)]
+    own = orders_of_masks(rules, separate, masks, orders, heads)
+    return own == [slice(s * orders // masks, s * orders // masks + 1) for s in range(masks)]
 
 
 def smallest_f(f: Tensor, orders: int, heads: int) -> Tensor:

@@ -15,7 +15,7 @@ from selattn.ops.rules import Rules
 
 
 class AuxRequest(NamedTuple):
-    """What is wanted beside the output; `AuxOutput` says what each is."""
+    """What to return with the output; `AuxOutput` says what each is."""
 
     f: bool = False
     memory: bool = False
@@ -24,7 +24,7 @@ class AuxRequest(NamedTuple):
     living: bool = False
 
     def of(self, rules: Rules) -> AuxRequest:
-        """What attention by these rules has of it: where nothing selects there is no F."""
+        """The request without what attention by these rules does not have: without selection there is no F."""
         if rules.selection is not None or not (self.f or self.memory or self.final_f):
             return self
         return self._replace(f=False, memory=False, final_f=False)
@@ -34,7 +34,7 @@ NOTHING = AuxRequest()
 
 
 class AuxOutput(NamedTuple):
-    """What comes back beside the output; what was not asked for is None.
+    """Returned with the output; what was not asked for is None.
 
     Attributes:
         f: [B, S, N, M] the paper's F, fp32 or better. With the default single selection mask S is 1.
@@ -52,12 +52,12 @@ class AuxOutput(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What attention gives back.
+    """The result of attention.
 
     Attributes:
         output: [B, H, N, Dv].
         aux: what else was asked for.
-        evicted_at: [B, P, M] the row from which a key is gone, with a budget (the operator itself has none).
+        evicted_at: [B, P, M] the row from which a key is evicted, where there is a budget (a cache has one).
     """
 
     output: Tensor
@@ -73,15 +73,15 @@ class Request(NamedTuple):
     value: Tensor  # [B, G, M, Dv]
     rules: Rules = Rules()
     wanted: AuxRequest = NOTHING
-    # What a query sees, beside causality and what the rules say.
+    # What a query sees, apart from causality and the rules.
     start: Tensor | None = None  # [B, M] `Sequences.start`
-    until: Tensor | None = None  # [B, 1 or G, M] the row from which a key is gone
+    until: Tensor | None = None  # [B, 1 or G, M] the row from which a key is evicted
     mask: Tensor | None = None  # [B or 1, H or 1, N or 1, M or 1] bool, true where visible
     bias: Tensor | None = None  # [B or 1, H or 1, N or 1, M or 1] added to the logits after scale and soft cap
     selection_query: Tensor | None = None  # [B, S, N, Ds] the separate bilinear form
     selection_key: Tensor | None = None  # [B, S, M, Ds]
     initial_f: Tensor | None = None  # [B, S, M] F with which the first query begins; None is 0
-    # What a registered operator is told beside.
+    # For a registered operator.
     seed: Tensor | None = None  # 0-d int64, of the dropout
     gradient: bool = False  # a backward pass can follow
 
@@ -123,7 +123,7 @@ class Request(NamedTuple):
         return (self.start < self.start.shape[-1]).long().cumsum(-1)
 
     def without_padding(self) -> Request:
-        """The same with zeros for all that padding holds: 0 * NaN is NaN, so a weight of 0 does not keep it out."""
+        """The request with zeros in all padding: 0 * NaN is NaN, so a weight of 0 would not keep padding out."""
         if self.start is None:
             return self
         keys = (self.start >= self.key.shape[2])[:, None, :, None]
@@ -134,7 +134,7 @@ class Request(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What new tokens bring to a layer: its whole sequences, or those that its cache is given."""
+    """New tokens of a layer: whole sequences, or the next tokens for its cache."""
 
     query: Tensor  # [B, H, n, D]
     key: Tensor  # [B, G, n, D]

@@ -1,6 +1,6 @@
 """What the attention of a layer does: the one description, for the operator, the cache and the models alike.
 
-`Rules` holds for every query, whatever tokens come. Among them are the sparse patterns of Child et al. (2019),
+`Rules` holds for every query. Among them are the sparse patterns of Child et al. (2019),
 "Generating Long Sequences with Sparse Transformers". Both factorise causal attention in two parts, A1 and A2 (their
 section 4.3; l is the stride, i and j positions in the sequence, j <= i):
 
@@ -99,12 +99,12 @@ PositionBias = Callable[[Tensor, Tensor], Tensor]
 
 
 class Rules(NamedTuple):
-    """All that holds for every query of a layer, whatever tokens come."""
+    """The settings of a layer's attention, the same for every query."""
 
     # Selection; None is standard attention, F = 0.
     selection: Selection | None = None
     strength: float | Tensor = 1.0  # multiplies S; a tensor is 0-d
-    # What a query sees, beside causality: both count positions in the sequence.
+    # What a query sees, apart from causality: both count positions in the sequence.
     window: int | None = None  # the last `window` tokens, the own one included
     pattern: Pattern | None = None
     # What is done to the logits.
@@ -120,14 +120,14 @@ class Rules(NamedTuple):
         return query.shape[-1] ** -0.5 if self.scale is None else self.scale
 
     def strength_of(self, query: Tensor) -> Tensor | None:
-        """The strength as a 0-d tensor beside the query; None for 1, so that the common case costs nothing."""
+        """The strength as a 0-d tensor on the query's device; None for 1, so that the common case costs nothing."""
         exact = compute_dtype(query.dtype)
         if isinstance(self.strength, Tensor):
             return self.strength.to(query.device, exact)
         return None if self.strength == 1.0 else torch.tensor(self.strength, dtype=exact, device=query.device)
 
     def masks(self, selection_query: Tensor | None) -> int:
-        """S, the number of selection masks; `selection_query` [B, S, N, Ds] is that of a separate bilinear form."""
+        """S, the number of selection masks; `selection_query` [B, S, N, Ds] belongs to a separate bilinear form."""
         if self.selection is None:
             return 0
         return len(self.selection.heads) if selection_query is None else selection_query.shape[1]
@@ -141,15 +141,15 @@ def position_bias(rules: Rules, query: Tensor, positions: Tensor) -> Tensor | No
     if rules.bias is None:
         return None
     at = positions.clamp(min=0)
-    found = rules.bias(at[:, -query.shape[2] :], at)
+    bias = rules.bias(at[:, -query.shape[2] :], at)
     want = (query.shape[0], query.shape[1], query.shape[2], positions.shape[-1])
-    fits = found.ndim == 4 and found.shape[2:] == want[2:] and found.shape[0] in (1, want[0])
-    if not fits or found.shape[1] not in (1, want[1]):
+    fits = bias.ndim == 4 and bias.shape[2:] == want[2:] and bias.shape[0] in (1, want[0])
+    if not fits or bias.shape[1] not in (1, want[1]):
         raise SelattnError(
             f"a bias by positions must be [batch, heads, queries, keys] {list(want)} (batch and heads may be 1)"
-            f", not {list(found.shape)}"
+            f", not {list(bias.shape)}"
         )
-    return found.to(compute_dtype(query.dtype))
+    return bias.to(compute_dtype(query.dtype))
 
 
 def step_bias(rules: Rules, query: Tensor, position: Tensor, now: Tensor) -> Tensor | None:

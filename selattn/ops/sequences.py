@@ -119,25 +119,44 @@ def starts(positions: Tensor) -> Tensor:
     return torch.where(positions >= 0, first, size)
 
 
+def last_rows(start: Tensor, window: int | None) -> Tensor:
+    """[B, M] one past the last row that sees each key: of the same sequence and in its window; any for padding.
+
+    A sequence is a run of rows, so that this and causality (and padding) say all that a row sees. start: as above.
+    """
+    keys = start.shape[-1]
+    real = start < keys
+    # The first real row whose sequence began after this key's did.
+    last = torch.searchsorted(torch.where(real, start, -1).cummax(-1).values, start.contiguous(), right=True)
+    if window is not None:
+        rank = real.long().cumsum(-1)  # a window counts tokens, no padding
+        last = last.minimum(torch.searchsorted(rank, rank + window))
+    return last
+
+
 def visible_pairs(start: Tensor | None, until: Tensor | None, window: int | None, rows: int, keys: int) -> Tensor:
     """[B or 1] pairs of a query and a key that it sees; the `rows` queries are the last of the keys.
 
-    start: `Sequences.start`; until: [B, M] the row from which a key is gone.
+    start: `Sequences.start`; until: [B, M] the row from which a key is evicted.
     """
     index = torch.arange(keys, device=next((x.device for x in (start, until) if x is not None), None))
     start = torch.zeros_like(index)[None] if start is None else start
-    real = start < keys
-    # Key j is seen from its own row on, by the real rows of its sequence that the window and the eviction leave.
-    high = torch.searchsorted(torch.where(real, start, -1).cummax(-1).values, start.contiguous(), right=True)
-    if window is not None:
-        rank = real.long().cumsum(-1)  # a window counts tokens, no padding
-        high = high.minimum(torch.searchsorted(rank, rank + window))
+    real, high = start < keys, last_rows(start, window)
     if until is not None:
         high = high.minimum(until)
     low = index.clamp(min=keys - rows).expand(high.shape)
     queries = torch.nn.functional.pad((real & (index >= keys - rows)).cumsum(-1), (1, 0)).expand(high.shape[0], -1)
     seen = queries.gather(-1, high.clamp(0, keys)) - queries.gather(-1, low)
     return seen.clamp(min=0).where(real, 0).sum(-1)
+
+
+def living_share(
+    start: Tensor | None, until: Tensor | None, window: int | None, rows: int, keys: int, living: Tensor
+) -> Tensor:
+    """[B] fp64: of the visible pairs the `living` [B]; 1 where there are no pairs. until: [B, P, M] of P orders."""
+    each = [None] if until is None else until.unbind(1)
+    pairs = torch.stack([visible_pairs(start, x, window, rows, keys) for x in each]).sum(0)
+    return torch.where(pairs > 0, living.double() / pairs.clamp(min=1), 1.0)
 
 
 def _starts(changes: Tensor, mask: Tensor | None) -> Tensor:

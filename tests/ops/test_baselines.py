@@ -51,16 +51,6 @@ def test_standard_attention_is_pytorchs(n, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_fewer_queries_are_the_last_rows(backend):
-    """PyTorch's is_causal takes them for the first rows, so it needs the mask."""
-    q, k, v = normal(2, 2, 3, 4), normal(2, 2, 8, 4), normal(2, 2, 8, 4)
-    rows = torch.ones(3, 8, dtype=torch.bool).tril(5)
-    assert_close(
-        causal_attention(q, k, v, backend=backend), nnf.scaled_dot_product_attention(q, k, v, rows), rtol=0, atol=1e-12
-    )
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @examples(1)
 @given(data=st.data(), window=st.integers(1, 9), n=st.sampled_from((1, 2, 7, 9)))
 def test_window(backend, data, window, n):
@@ -97,16 +87,6 @@ def test_gradients_of_sparse_patterns(combine):
             for b in ("chunked", "reference")
         )
         assert_close(got, want, rtol=0, atol=1e-11)
-
-
-def test_a_row_of_the_second_part_that_sees_nothing_gives_zeros():
-    """Fixed, second part: before the first summary token there is nothing to see."""
-    x = normal(1, 1, 6, 3).requires_grad_()
-    for backend in SPARSE:
-        got = causal_attention(x, x, x, pattern=Fixed(4, 1, "second"), backend=backend)
-        assert (got[:, :, :3] == 0).all()
-        assert (got[:, :, 3:] != 0).all()
-        assert torch.autograd.grad(got.sum(), x)[0].isfinite().all()
 
 
 @given(pattern=st.none() | PATTERNS)

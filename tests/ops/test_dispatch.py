@@ -27,21 +27,6 @@ def test_backends_are_listed_with_why_not():
             selective_attention(X, X, X, backend="chunked")
 
 
-@pytest.mark.parametrize("function", [selective_attention, causal_attention])
-@pytest.mark.parametrize("name", BACKENDS)
-def test_the_one_asked_for_runs(name, function):
-    ran = []
-
-    def spy(other):
-        return mock.Mock(
-            unavailable=lambda: None, refusal=lambda _: None, attend=lambda r: ran.append(other) or Attention(r)
-        )
-
-    with mock.patch.dict(dispatch.BACKENDS, {other: spy(other) for other in BACKENDS}):
-        function(X, X, X, backend=name)
-    assert ran == [name]
-
-
 def test_auto_takes_pytorchs_kernel_where_nothing_was_compiled_and_there_is_nothing_but_causality():
     causal_attention(X, X, X)
     with (
@@ -117,12 +102,6 @@ def test_backends_refuse_nothing_else(case):
     assert refused == set()
     asked = request._replace(wanted=AuxRequest(weights=True))
     assert {name for name in BACKENDS if dispatch.BACKENDS[name].refusal(asked)} == {"chunked", "cpu"}
-
-
-@examples(2)
-@given(case=cases(SHORT, backend="cpu"))
-def test_compiled_refuses_nothing_of_its_own(case):
-    assert dispatch.BACKENDS["cpu"].refusal(case.request()) is None
 
 
 def test_only_what_was_asked_for_comes_back():

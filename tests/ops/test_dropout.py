@@ -11,7 +11,7 @@ from selattn.ops.backends import chunked
 from selattn.ops.backends.tile import Tile
 from selattn.ops.request import Request
 from selattn.ops.rules import Rules
-from tests.ops.cases import BACKENDS, attend, only
+from tests.ops.cases import BACKENDS, only
 
 DROPPING = only(BACKENDS, "cpu")
 
@@ -45,25 +45,6 @@ def test_a_seed_repeats_and_another_does_not(backend):
     assert not torch.equal(draw(3), draw(4))
     rows = draw(3)
     assert not torch.equal(rows[0], rows[1])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_none_is_no_dropout(backend):
-    q, k, v = normal(1, 2, 40, 4), normal(1, 2, 40, 4), normal(1, 2, 40, 4)
-    before = torch.get_rng_state()
-    got = selective_attention(q, k, v, dropout_p=0.0, backend=backend)
-    assert torch.equal(got, selective_attention(q, k, v, backend=backend))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-@pytest.mark.parametrize("backend", DROPPING)
-def test_f_is_not_dropped(backend):
-    q, k, v = normal(1, 2, 40, 4), normal(1, 2, 40, 4), normal(1, 2, 40, 4)
-    options = {"wanted": ("f", "memory"), "backend": backend}
-    got, want = (attend(q, k, v, dropout_p=p, **options) for p in (0.9, 0.0))
-    assert torch.equal(got.f, want.f)
-    assert torch.equal(got.memory, want.memory)
-    assert (got.output - want.output).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("backend", DROPPING)

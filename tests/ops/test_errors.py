@@ -252,11 +252,6 @@ def test_a_thing_of_the_wrong_kind(name, kind):
     assert_one_clear_line(lambda: selective_attention(**options), f"^{name} must be [^\\n]{{,150}}$")
 
 
-@pytest.mark.parametrize(("name", "kind"), [*strange(causal_attention)])
-def test_a_thing_of_the_wrong_kind_in_the_baseline(name, kind):
-    assert_one_clear_line(lambda: causal_attention(**{**INPUTS, name: STRANGE[kind]}), f"^{name} must be ")
-
-
 @pytest.mark.parametrize("asked", COMPILED)
 def test_refused_by_the_compiled_backend(asked):
     options, said = COMPILED[asked]
@@ -273,19 +268,6 @@ def test_without_gradients_the_compiled_backend_takes_f():
     with torch.no_grad():
         _, aux = attend(query=Q.clone().requires_grad_(), backend="cpu", return_aux=AuxRequest(final_f=True))
     assert aux.final_f.shape == (B, 1, M)
-
-
-# The same of causal_attention, which has no selection.
-SHARED = [
-    name for name, (options, _) in WRONG.items() if not {"initial_f", "selection", "strength", "tau"} & {*options}
-]
-SHARED = [name for name in SHARED if not any(key.startswith("selection_") for key in WRONG[name][0])]
-
-
-@pytest.mark.parametrize("wrong", SHARED)
-def test_wrong_call_of_the_baseline(wrong):
-    options, said = WRONG[wrong]
-    assert_one_clear_line(lambda: causal_attention(**{"query": Q, "key": K, "value": V} | options), said)
 
 
 @pytest.mark.parametrize(

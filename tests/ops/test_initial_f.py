@@ -6,14 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Selection, Sequences
+from selattn.ops import Selection
 from selattn.ops.selection import accumulate, accumulate_backward, step
 from tests.ops.cases import (
     BACKENDS,
     STRIPS,
     Case,
     assert_same,
-    attend,
     examples,
     only,
     returns,
@@ -21,7 +20,6 @@ from tests.ops.cases import (
     selections,
     sequences,
 )
-from tests.ops.literal import definition
 
 
 def in_chunks(case, sizes, backend):
@@ -91,27 +89,6 @@ def test_gradients_pass_through_initial_and_final_f(backend, data):
         losses = [sum((x[name] * g).sum() for name, g in upstream.items()) for x in (whole, parts)]
         want, got = (torch.autograd.grad(loss, leaves, materialize_grads=True) for loss in losses)
     assert_close(got, want, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_decoding_a_left_padded_batch_is_each_row_alone(backend):
-    lengths, N = (3, 6, 8), 8
-    q, k, v = (torch.randn(3, 2, N, 4, dtype=torch.float64) for _ in range(3))
-    mask = torch.arange(N) >= N - torch.tensor(lengths)[:, None]
-    before, rows = None, []
-    for t in range(1, N + 1):
-        got = attend(
-            q[:, :, t - 1 : t], k[:, :, :t], v[:, :, :t],
-            sequences=Sequences.from_mask(mask[:, :t]), initial_f=before, backend=backend, wanted=("final_f",),
-        )  # fmt: skip
-        before = got.final_f
-        rows.append(got.output)
-    output = torch.cat(rows, 2)
-    for b, n in enumerate(lengths):
-        alone = definition(*(x[b : b + 1, :, N - n :] for x in (q, k, v)))
-        assert_close(output[b : b + 1, :, N - n :], alone.output, rtol=0, atol=1e-12)
-        assert_close(before[b : b + 1, :, N - n :], alone.final_f, rtol=0, atol=1e-12)
-        assert (output[b, :, : N - n] == 0).all()
 
 
 @examples(2)

@@ -113,11 +113,3 @@ def test_a_bias_in_any_layout(function, backend):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
         (got,), (want,) = (torch.autograd.grad(y.sin().sum(), x) for y, x in ((got, odd), (want, dense)))
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("function", [selective_attention, causal_attention])
-def test_a_scale_of_zero_is_the_mean(function, backend):
-    q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
-    want = v.cumsum(2) / torch.arange(1, 10).view(-1, 1)
-    torch.testing.assert_close(function(q, k, v, scale=0.0, backend=backend), want, rtol=0, atol=1e-12)

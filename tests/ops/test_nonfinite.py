@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Sequences, causal_attention, selective_attention
+from selattn.ops import causal_attention, selective_attention
 from selattn.ops.backends import dispatch
 from tests.ops.cases import BACKENDS, SHORT, Case, attend, cases, examples, rows, sequences
 from tests.ops.literal import definition
@@ -219,34 +219,3 @@ def test_an_infinite_soft_cap_is_none(function, backend):
     x = torch.randn(1, 2, 9, 4, dtype=torch.float64)
     got = function(x, x, x, softcap=math.inf, backend=backend)
     assert torch.equal(got, function(x, x, x, backend=backend))
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000], ids=hex)
-def test_every_nan_is_one(bits, backend):
-    """Memory that nobody has written may hold any of them."""
-    q, k, v = (torch.randn(1, 2, 100, 8) for _ in range(3))
-    k[:, 1, 60] = torch.tensor(bits, dtype=torch.int64).to(torch.int32).view(torch.float32)
-    assert k[:, 1, 60].isnan().all()
-    got = selective_attention(q, k, v, backend=backend)
-    assert got[:, 1, 60:].isnan().all()
-    assert got[:, 0].isfinite().all()
-    assert backend != "cpu" or got[:, 1, :60].isfinite().all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("odd", ODD)
-def test_padding_that_is_not_finite_has_no_gradient(odd, backend):
-    """In q, k and v at once, on both sides: real rows are as with zeros there, and padding gets zeros."""
-    real = torch.ones(2, 40, dtype=torch.bool)
-    real[0, :9], real[1, 33:] = False, False
-    found = []
-    for value in (odd, 0.0):
-        drawn = [torch.randn(2, 2, 40, 8, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
-        leaves = [changed(x, ~real, value).requires_grad_() for x in drawn]
-        got = attend(*leaves, sequences=Sequences.from_mask(real), backend=backend, wanted=("memory",))
-        loss = got.output.sin().sum() + got.memory.sin().sum()
-        found.append((got.output.detach(), *torch.autograd.grad(loss, leaves)))
-    for got, want in zip(*found, strict=True):
-        assert_close(got, want, rtol=0, atol=1e-12)
-        assert (got.transpose(1, 2)[~real] == 0).all()

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from selattn.ops import Selection, Sequences, selective_attention
+from selattn.errors import SelattnError
+from selattn.ops import Sequences, selective_attention
 from tests.ops.cases import (
     BACKENDS,
     SHORT,
@@ -74,25 +76,13 @@ def assert_alone_is_the_same(case, backend):
         assert_same({name: part(name, x, b, at) for name, x in whole.items()}, want)
 
 
+@pytest.mark.parametrize("kinds", [("full", "padded", "empty"), ("packed",), ("scattered",)], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 @examples(2)
 @given(data=st.data())
-def test_padded_rows_are_the_rows_alone(backend, data):
-    assert_alone_is_the_same(data.draw(batches(("full", "padded", "empty"), backend)), backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@examples(2)
-@given(data=st.data())
-def test_packed_rows_are_the_documents_alone(backend, data):
-    assert_alone_is_the_same(data.draw(batches(("packed",), backend)), backend)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@examples(2)
-@given(data=st.data())
-def test_padding_inside_packed_rows_changes_nothing(backend, data):
-    assert_alone_is_the_same(data.draw(batches(("scattered",), backend)), backend)
+def test_each_sequence_is_as_if_it_were_alone(backend, kinds, data):
+    """Padded rows, packed rows, and packed rows with padding in between."""
+    assert_alone_is_the_same(data.draw(batches(kinds, backend)), backend)
 
 
 @examples(2)
@@ -132,24 +122,6 @@ def test_what_padding_holds_as_position_does_not_matter():
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("protect", [True, False])
-def test_first_token_of_each_document_is_protected(protect, backend):
-    q = torch.rand(1, 1, 8, 3)  # all logits are positive: everything that may be masked is
-    sequences = Sequences.from_documents(torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1]]))
-    chosen = Selection(protect_first=protect)
-    got = attend(q, q, q, sequences=sequences, selection=chosen, **returns(backend), backend=backend)
-    final_f = got.final_f[0, 0]
-    assert (final_f[0] == 0) == (final_f[4] == 0) == protect
-    assert (final_f[[1, 5]] > 0).all()
-    if backend != "cpu":
-        F = got.f[0, 0]
-        assert (F[3, [0]] == 0).all() == protect
-        assert (F[7, [4]] == 0).all() == protect
-        assert (F[3, [1]] > 0).all()
-        assert (F[7, [5]] > 0).all()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_bool_mask_over_keys_is_a_padding_mask(batch, backend):
     q, k, v = (torch.randn(3, 2, 6, 4, dtype=torch.float64) for _ in range(3))
@@ -173,3 +145,30 @@ def test_sequences_of_one_row_serve_every_row(backend):
     for x, y in zip(got, want, strict=True):
         assert x is y is None or torch.equal(x, y)
     assert (want.output[:, :, 5] == 0).all()
+
+
+START = torch.tensor([[3, 1, 1], [0, 0, 3]])
+
+
+class Layer(torch.nn.Module):
+    def forward(self, x, sequences):
+        return selective_attention(x, x, x, sequences=sequences)
+
+
+def test_a_hook_of_accelerate_moves_them_to_the_module():
+    layer = add_hook_to_module(Layer(), AlignDevicesHook("meta"))
+    got = layer(torch.randn(2, 2, 3, 4), sequences=Sequences(START))
+    assert got.is_meta
+    assert got.shape == (2, 2, 3, 4)
+
+
+def test_exported_with_sequences_as_an_input():
+    x, sequences = torch.randn(2, 2, 3, 4), Sequences(START)
+    exported = torch.export.export(Layer(), (x, sequences)).module()
+    assert_close(exported(x, sequences), Layer()(x, sequences))
+
+
+@pytest.mark.parametrize("start", [START.int(), START[0], START.tolist(), None], ids=str)
+def test_only_from_what_they_are(start):
+    with pytest.raises(SelattnError, match=r"Sequences.start must be an int64 tensor \[batch, keys\], not .*from_mask"):
+        Sequences(start)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from selattn.ops import Sequences, selective_attention
+from selattn.ops import Sequences
 from selattn.utils import native
 from tests.ops.cases import attend
 
@@ -63,32 +63,6 @@ def test_a_block_of_nothing_but_padding_lets_nobody_pass(threads):
     want = run(inputs, "reference", **options)
     for _ in range(10):
         assert_close(run(inputs, **options), want, rtol=1e-10, atol=1e-11)
-
-
-LAYOUTS = {
-    "as a model gives it": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
-    "features far apart": lambda x: x.mT.contiguous().mT,
-    "every second feature": lambda x: torch.stack([x, x], -1).flatten(-2)[..., ::2],
-    "part of wider rows": lambda x: torch.cat([x, x, x], -1)[..., x.shape[3] : 2 * x.shape[3]],
-    "batch first expanded": lambda x: x[:1].expand_as(x),
-    "one row for all": lambda x: x[:, :, :1].expand_as(x),
-    "off the alignment": lambda x: torch.cat([x.new_zeros(1), x.flatten()])[1:].view_as(x),
-}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_layout_gives_the_same_bits(layout, dtype):
-    """Head sizes of which one is a multiple of the vectors, so that its rows are read in place."""
-    given = [LAYOUTS[layout](torch.randn(B, h, 200, d).to(dtype)) for h, d in ((H, 32), (2, 32), (2, 20))]
-    laid_out = [x.detach().requires_grad_() for x in given]
-    dense = [x.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for x in given]
-    upstream = LAYOUTS[layout](torch.randn(B, H, 200, 20).to(dtype))
-    found = []
-    for leaves, gradient in ((laid_out, upstream), (dense, upstream.contiguous())):
-        output = selective_attention(*leaves, enable_gqa=True, backend="cpu")
-        found.append((output, *torch.autograd.grad(output, leaves, gradient)))
-    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
 
 
 @pytest.mark.parametrize("target", ["plain", "avx2", "avx512", "avx1024"])

@@ -75,7 +75,7 @@ class Chunked(Backend):
 
 
 class Forward(NamedTuple):
-    """What the forward pass gives: [B,H,N,Dv], [B,H,N], and F, M and the final F, each empty if there is none."""
+    """The results: [B, H, N, Dv], [B, H, N], and F, M and the final F, each empty if it was not asked for."""
 
     output: Tensor
     lse: Tensor
@@ -133,7 +133,7 @@ def forward(request: Request) -> Forward:
 
 
 def shapes(request: Request) -> Forward:
-    """Empty tensors for it."""
+    """Empty tensors of the results' shapes."""
     query, keys, masks = request.query, request.key.shape[2], request.masks
     batch, heads, rows = query.shape[:3]
     exact = query.new_empty(0, dtype=compute_dtype(query.dtype))

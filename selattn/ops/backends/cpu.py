@@ -1,4 +1,4 @@
-"""The compiled backend: `csrc/attention`, made an operator, and beside it the eviction order and a step of decoding.
+"""The compiled backend: `csrc/attention` as an operator; the eviction order and a decode step are in cpu_cache.py.
 
 Forward and backward in tiles, several threads, linear memory but for F at the first row of each block of queries.
 Columns that are dead for good are left out (see `csrc/attention/bounds.h`), so that time follows what is alive.
@@ -38,7 +38,7 @@ from selattn.ops.operator import Came, Operator, Saved
 from selattn.ops.order import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 from selattn.ops.rules import compute_dtype
-from selattn.ops.sequences import visible_pairs
+from selattn.ops.sequences import living_share
 from selattn.utils import native
 from selattn.utils.native import struct
 
@@ -95,7 +95,7 @@ class Form(NamedTuple):
     key: Tensor  # [B, P, M, Ds]
     scale: float
     softcap: float
-    until: Tensor | None  # [B, P, M] the row from which a key is gone for it; None: as for the heads of the fold
+    until: Tensor | None  # [B, P, M] the row from which it does not see a key; None: as for the heads of the fold
     bias: Tensor | None  # [B, P, N, M]
     heads: Tensor | None  # [P] the selecting heads, if it is heads that select
 
@@ -134,7 +134,7 @@ def folds_of(r: Request) -> Folds:
 
 
 def until_of(r: Request, folds: Folds) -> Tensor | None:
-    """[B, P, M] the row from which a key is gone for the heads of a fold."""
+    """[B, P, M] the row from which a key is evicted for the heads of a fold."""
     if r.until is None:
         return None
     batch, orders, keys = r.query.shape[0], r.until.shape[1], r.key.shape[2]
@@ -213,11 +213,11 @@ def sum_bias(r: Request, d_bias: Tensor, d_form_bias: Tensor | None, heads: Tens
         x = x.sum(over, keepdim=True) if over else x
         return x if shape[1] > 1 else x.sum(1, keepdim=True)
 
-    found = summed(d_bias)
+    total = summed(d_bias)
     if d_form_bias is None or heads is None:
-        return found
+        return total
     part = summed(d_form_bias)
-    return found.index_add(1, heads, part) if shape[1] > 1 else found + part
+    return total.index_add(1, heads, part) if shape[1] > 1 else total + part
 
 
 def _hidden(r: Request, folds: Folds, until: Tensor | None) -> Tensor | None:
@@ -227,20 +227,19 @@ def _hidden(r: Request, folds: Folds, until: Tensor | None) -> Tensor | None:
     hides = r.bias == -torch.inf
     if not bool(hides.any()):
         return None
-    if (
-        hides.shape[1] > 1 and until is not None and folds.each > 1
-    ):  # what one order keeps, the bias may hide from its heads
+    if hides.shape[1] > 1 and until is not None and folds.each > 1:
+        # What one order keeps, the bias may hide from its heads.
         rows = torch.arange(r.offset, r.key.shape[2], device=hides.device)[:, None]
         gone = rows >= until.repeat_interleave(r.query.shape[1] // folds.number, 1).unsqueeze(-2)
         hides = hides | gone
     if hides.shape[1] > 1:
         hides = hides.unflatten(1, (folds.masks, -1)).all(2).repeat_interleave(folds.each, 1)
-    found = torch.zeros_like(hides, dtype=compute_dtype(r.query.dtype)).masked_fill(hides, -torch.inf)
-    return whole_bias(r, found, folds.number)
+    hidden = torch.zeros_like(hides, dtype=compute_dtype(r.query.dtype)).masked_fill(hides, -torch.inf)
+    return whole_bias(r, hidden, folds.number)
 
 
 class Results(NamedTuple):
-    """What the forward pass gives; empty for what was not asked for."""
+    """The results of the forward pass; empty for what was not asked for."""
 
     output: Tensor  # [B, H, N, Dv]
     lse: Tensor  # [B, H, N]
@@ -272,27 +271,22 @@ def _shapes(r: Request, folds: Folds | None = None) -> Results:
 
 def _forward(r: Request) -> Results:
     folds = folds_of(r)
-    found = _shapes(r, folds)
+    results = _shapes(r, folds)
     pairs = torch.zeros(r.query.shape[0], folds.number, dtype=torch.int64) if r.wanted.living else None
     # The library gives M and F of every fold; those of one mask are the same.
     of_folds = {}
     if folds.each > 1:
-        asked = ((name, x) for name, x in (("memory", found.memory), ("final_f", found.final_f)) if x.numel())
+        asked = ((name, x) for name, x in (("memory", results.memory), ("final_f", results.final_f)) if x.numel())
         of_folds = {name: x.new_empty(x.shape[0], folds.number, x.shape[2]) for name, x in asked}
-    fields = {**_NO_GRADIENTS, **found._asdict(), **of_folds, "living": pairs}
+    fields = {**_NO_GRADIENTS, **results._asdict(), **of_folds, "living": pairs}
     _run("selattn_forward", r, folds, form_of(r, folds), fields)
     if of_folds:
-        found = found._replace(**{name: x[:, :: folds.each].clone() for name, x in of_folds.items()})
-    return found if pairs is None else found._replace(living=_share(pairs.sum(1), r, folds))
-
-
-def _share(living: Tensor, r: Request, folds: Folds) -> Tensor:
-    """Of the visible pairs, those that were computed; 1 where there is nothing to see."""
-    until, size = until_of(r, folds), (r.query.shape[2], r.key.shape[2])
-    each = [None] * folds.number if until is None else list(until.unbind(1))
-    pairs = sum(visible_pairs(r.start, x, r.rules.window, *size).to(torch.int64) for x in each)
-    assert isinstance(pairs, Tensor)
-    return torch.where(pairs > 0, living.double() / pairs.clamp(min=1), 1.0)
+        results = results._replace(**{name: x[:, :: folds.each].clone() for name, x in of_folds.items()})
+    if pairs is None:
+        return results
+    rows, keys = r.query.shape[2], r.key.shape[2]
+    share = living_share(r.start, until_of(r, folds), r.rules.window, rows, keys, pairs.sum(1))
+    return results._replace(living=share)
 
 
 def _backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor | None]:
@@ -332,18 +326,18 @@ def _backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> d
         dq, dk = dq * r.scale, dk * r.scale
     if folds.repeat > 1:
         dk, dv = (x.unflatten(1, (-1, folds.repeat)).sum(2) for x in (dk, dv))
-    found: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv}
+    gradients: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv}
     if form is not None and d_form is not None:
         d_form = [x * form.scale for x in d_form]
         if form.heads is None:
             each = [x.unflatten(1, (folds.masks, -1)).sum(2) if folds.each > 1 else x for x in d_form]
-            found |= dict(zip(("selection_query", "selection_key"), each, strict=True))
+            gradients |= dict(zip(("selection_query", "selection_key"), each, strict=True))
         else:
             dq.index_add_(1, form.heads, d_form[0])
             dk.index_add_(1, form.heads // (heads // r.key.shape[1]), d_form[1])
     if d_bias is not None:
-        found["bias"] = sum_bias(r, d_bias, d_form_bias, None if form is None else form.heads)
-    return found
+        gradients["bias"] = sum_bias(r, d_bias, d_form_bias, None if form is None else form.heads)
+    return gradients
 
 
 def _of_folds(x: Tensor | None, folds: Folds, like: Tensor) -> Tensor | None:
@@ -352,17 +346,17 @@ def _of_folds(x: Tensor | None, folds: Folds, like: Tensor) -> Tensor | None:
         return None
     if folds.each == 1:
         return x.to(like.dtype).contiguous()
-    found = like.new_zeros(x.shape[0], folds.number, x.shape[2])
-    found[:, :: folds.each] = x
-    return found
+    each = like.new_zeros(x.shape[0], folds.number, x.shape[2])
+    each[:, :: folds.each] = x
+    return each
 
 
 def _gradient_fields(d_bias: tuple[Tensor, Tensor] | None, d_form_bias: tuple[Tensor, Tensor] | None) -> dict[str, Any]:
     """The fields of the gradients of biases, each a buffer and its view [B, heads, N, M]."""
     fields: dict[str, Any] = {}
-    for name, found in (("d_bias", d_bias), ("d_form_bias", d_form_bias)):
-        fields |= bias_fields(name, None if found is None else found[1])
-        fields[f"{name}_count"] = 0 if found is None else found[0].numel()
+    for name, pair in (("d_bias", d_bias), ("d_form_bias", d_form_bias)):
+        fields |= bias_fields(name, None if pair is None else pair[1])
+        fields[f"{name}_count"] = 0 if pair is None else pair[0].numel()
     return fields
 
 

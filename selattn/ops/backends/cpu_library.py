@@ -1,4 +1,4 @@
-"""The compiled library, as its three users call it: attention, the eviction order, a step of decoding."""
+"""What attention, the eviction order and the decode step share when they call the compiled library."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def rules_fields(rules: Rules, query: Tensor) -> dict[str, Any]:
 
 @lru_cache(maxsize=256)
 def _switches(selection: Selection | None) -> dict[str, bool]:
-    """Those of the selection, and any where nothing selects. Nobody changes this dictionary."""
+    """The selection's switches, and any where nothing selects. Not to be changed: it is cached."""
     return (selection or Selection()).switches
 
 
@@ -66,7 +66,7 @@ def dense_rows(x: Tensor) -> Tensor:
 
 
 def form_of_type(x: Tensor, query: Tensor) -> Tensor:
-    """Queries or keys of a separate form, in a type that the library takes beside that of the query."""
+    """Queries or keys of a separate form, in a type that the library takes together with the query's."""
     exact = compute_dtype(query.dtype)
     return x if x.dtype == exact or (x.dtype == torch.bfloat16 and exact == torch.float32) else x.to(exact)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops import sequences
 from selattn.ops.backends.triton.configs import Config, Tile
 from selattn.ops.backends.triton.prepare import (
     Call,
@@ -28,7 +29,7 @@ STRIP_BYTES = 128 << 20  # of dF that are held at once
 
 
 class Results(NamedTuple):
-    """What the forward pass gives; empty for what was not asked for."""
+    """The results of the forward pass; empty for what was not asked for."""
 
     output: Tensor  # [B, H, N, Dv]
     lse: Tensor  # [B, H, N] fp32, base 2
@@ -40,7 +41,7 @@ class Results(NamedTuple):
 
 
 def shapes(r: Request) -> Results:
-    """Empty tensors for it."""
+    """Empty tensors of the results' shapes."""
     (batch, heads, count, _), keys, masks = r.query.shape, r.key.shape[2], r.masks
     exact = r.query.new_empty(0, dtype=torch.float32)
     blocks = -(-count // config_of(r).rows)
@@ -79,7 +80,7 @@ def forward(r: Request) -> Results:
             **tile.effort(),
         )
         if r.wanted.living:
-            results.living.copy_(living_share(r, call, ready.config.rows, results.dead))
+            results.living.copy_(living_share(r, ready.config.rows, results.dead))
         return results
 
 
@@ -174,28 +175,16 @@ def heads_together(tile: Tile, call: Call, how: How) -> tuple[int, bool]:
     return count, (call.H // call.G) % count == 0
 
 
-def living_share(r: Request, call: Call, block: int, dead: Tensor) -> Tensor:
+def living_share(r: Request, block: int, dead: Tensor) -> Tensor:
     """[B] fp64: of the visible pairs, those that were computed, over all masks; 1 where there is nothing to see."""
-    batch, keys, offset = r.query.shape[0], call.M, call.M - call.N
-    device = r.query.device
-    index = torch.arange(keys, device=device)
-    real = (index >= offset).expand(batch, -1).clone()
-    if call.rows is not None:
-        real[:, offset:] &= call.rows >= 0
-    before = torch.nn.functional.pad(real.long().cumsum(-1), (1, 0)).unsqueeze(1)  # [B, 1, M + 1] real rows before
-    last = index.new_full((batch, 1, keys), keys) if call.last is None else call.last.long()
-
-    def pairs(end: Tensor) -> Tensor:
-        begin = torch.minimum(index.expand_as(end), end)
-        wide = before.expand(-1, end.shape[1], -1)
-        return (wide.gather(-1, end) - wide.gather(-1, begin)).sum((1, 2))
-
+    batch, rows, keys, window = r.query.shape[0], r.query.shape[2], r.key.shape[2], r.rules.window
     if dead.numel() == 0:
-        return torch.ones(batch, dtype=torch.float64, device=device)
-    end = (dead.long() * block + offset).clamp(max=keys)  # [B, S, M]
-    each = [torch.minimum(last, end[:, s : s + 1]) for s in range(end.shape[1])]
-    seen, lived = pairs(last) * len(each), sum((pairs(x) for x in each), torch.zeros_like(index[:1]))
-    return torch.where(seen > 0, lived.double() / seen.clamp(min=1), 1.0)
+        return torch.ones(batch, dtype=torch.float64, device=r.query.device)
+    end = (dead.long() * block + r.offset).clamp(max=keys).unsqueeze(1)  # [B, 1, S, M]
+    every = torch.full_like(end, keys) if r.until is None else r.until.unsqueeze(2).expand(-1, -1, end.shape[2], -1)
+    until, end = every.flatten(1, 2), torch.minimum(every, end).flatten(1, 2)  # [B, 1 or G times S, M]
+    living = torch.stack([sequences.visible_pairs(r.start, x, window, rows, keys) for x in end.unbind(1)]).sum(0)
+    return sequences.living_share(r.start, until, window, rows, keys, living)
 
 
 def backward(r: Request, saved: Saved, came: Came, needed: frozenset[str]) -> dict[str, Tensor | None]:
@@ -243,13 +232,13 @@ class _Backward:
         d_selecting_query, d_selecting_key, d_initial_f = self.selecting() if self.how.select else (None, None, None)
         self.keys(d_selecting_key, dk, dv)
         self.queries(d_selecting_query, dq)
-        found: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv, "initial_f": d_initial_f}
+        gradients: dict[str, Tensor | None] = {"query": dq, "key": dk, "value": dv, "initial_f": d_initial_f}
         if self.d_bias is not None and r.bias is not None:
-            found["bias"] = self.d_bias.sum_to_size(r.bias.shape)
+            gradients["bias"] = self.d_bias.sum_to_size(r.bias.shape)
         if d_selecting_query is not None and d_selecting_key is not None and self.how.separate:
             scale = self.how.Ds**-0.5
-            found |= {"selection_query": d_selecting_query * scale, "selection_key": d_selecting_key * scale}
-        return found
+            gradients |= {"selection_query": d_selecting_query * scale, "selection_key": d_selecting_key * scale}
+        return gradients
 
     def selecting(self) -> tuple[Tensor, Tensor, Tensor]:
         """[B, S, N, Ds], [B, S, M, Ds] and [B, S, M], in fp32.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops import sequences
 from selattn.ops.backends.triton.configs import Config, choose
 from selattn.ops.request import Request
 from selattn.ops.rules import Rules
@@ -195,8 +196,8 @@ class Prepared(NamedTuple):
 def config_of(r: Request) -> Config:
     """The configuration of a call."""
     separate = 0 if r.selection_query is None else r.selection_query.shape[3]
-    found = choose(r.query.device, r.query.dtype, max(r.query.shape[3], r.value.shape[3], separate))
-    return found if r.bias is None and r.mask is None else found.with_matrices()
+    config = choose(r.query.device, r.query.dtype, max(r.query.shape[3], r.value.shape[3], separate))
+    return config if r.bias is None and r.mask is None else config.with_matrices()
 
 
 def may_leave_out(r: Request) -> bool:
@@ -208,7 +209,7 @@ def may_leave_out(r: Request) -> bool:
 
 
 def prepare(r: Request) -> Prepared:
-    """Everything that needs no kernel of ours."""
+    """Everything that PyTorch's own operators can do."""
     config, masks, dies = config_of(r), r.masks, may_leave_out(r)
     (heads, rows, size), (groups, keys) = r.query.shape[1:], r.key.shape[1:3]
     separate = r.selection_query is not None
@@ -310,32 +311,19 @@ def real_rows(r: Request) -> Tensor | None:
 
 
 def last_rows(r: Request) -> Tensor | None:
-    """[B, 1 or G, M] int32: one past the last row that sees a key, 0 for padding; None if all later rows see all.
-
-    A sequence is a run of rows, so that documents, windows and evictions all end what a key is seen by, and nothing
-    else is left to ask than this number and causality (and whether the row is padding).
-    """
+    """[B, 1 or G, M] int32: one past the last row that sees a key, 0 for padding; None if all later rows see all."""
     if r.start is None and r.until is None and r.rules.window is None:
         return None
     batch, keys = r.key.shape[0], r.key.shape[2]
-    index = torch.arange(keys, device=r.key.device)
-    last = torch.full_like(index, keys).expand(batch, 1, keys)
-    if r.rules.window is not None:
-        rank = r.ranks()
-        last = torch.minimum(last, torch.searchsorted(rank, rank + r.rules.window).unsqueeze(1))
-    if r.start is not None:
-        start = r.start.expand(batch, keys)
-        real = start <= index
-        # The first real row whose sequence began after this key's did.
-        ends = torch.searchsorted(torch.where(real, start, -1).cummax(-1).values, start.contiguous(), right=True)
-        last = torch.minimum(last, ends.unsqueeze(1)).masked_fill(~real.unsqueeze(1), 0)
+    start = torch.zeros(1, keys, dtype=torch.int64, device=r.key.device) if r.start is None else r.start
+    last = sequences.last_rows(start, r.rules.window).masked_fill(start >= keys, 0).expand(batch, keys).unsqueeze(1)
     if r.until is not None:
         last = torch.minimum(last, r.until.clamp(0, keys))
     return last.to(torch.int32).contiguous()
 
 
 def last_form(r: Request, last: Tensor | None) -> Tensor | None:
-    """[B, S, M] int32: one past the last row that sees a key in some head of each mask. None as above."""
+    """[B, S, M] int32: one past the last row that sees a key in some head of each mask. None like `last`."""
     if last is None or last.shape[1] == 1:
         return None if last is None else last.expand(-1, r.masks, -1).contiguous()
     shared = r.query.shape[1] // r.key.shape[1]
@@ -343,23 +331,23 @@ def last_form(r: Request, last: Tensor | None) -> Tensor | None:
 
 
 def last_selecting(r: Request, last: Tensor | None) -> Tensor | None:
-    """[B, S, M] int32: one past the last row that may select a key; 0 for one that is protected. None as above."""
+    """[B, S, M] int32: one past the last row that may select a key; 0 for one that is protected. None like `last`."""
     if last is None:
         return None
     assert r.rules.selection is not None
     of_form = last_form(r, last) if r.selection_query is not None else None
     if of_form is not None:  # a separate form may select what any head that follows it sees
-        found = of_form
+        last = of_form
     elif last.shape[1] == 1:
-        found = last.expand(-1, r.masks, -1)
+        last = last.expand(-1, r.masks, -1)
     else:
         shared = r.query.shape[1] // r.key.shape[1]
-        found = last[:, [head // shared for head in r.rules.selection.heads]]
+        last = last[:, [head // shared for head in r.rules.selection.heads]]
     if r.rules.selection.protect_first:
         index = torch.arange(r.key.shape[2], device=last.device)
         first = index == (0 if r.start is None else r.start.unsqueeze(1))
-        found = found.masked_fill(first, 0)
-    return found.contiguous()
+        last = last.masked_fill(first, 0)
+    return last.contiguous()
 
 
 def shown_to_any(r: Request) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from gpu_cost import A100, H100, Costs, Shape, seconds, step_cost
+from gpu_cost import Costs, Shape, step_cost
 
 from selattn.ops.backends.triton import attention, configs
 from selattn.ops.backends.triton.configs import Config, Tile
@@ -57,19 +57,3 @@ def test_the_cost_of_a_step():
     # Tiles of 32 slots: 64 of them for 60.
     assert found["step"][0] == pytest.approx(cost.products * 64 / 60, rel=0.01)
     assert found["step"][1] == pytest.approx(cost.bytes, rel=0.1)
-
-
-def test_time_follows_what_is_alive():
-    shape, config = Shape(1, 16, 16, 8192, 64, 2), configs.A100.half_64
-    for card in (A100, H100):
-        times = [seconds(Costs(shape, config, living).forward(), card) for living in (1.0, 0.5, 0.2, 0.1)]
-        assert times == sorted(times, reverse=True)
-        flash = seconds(Costs(shape, config).flash_forward(), card)
-        assert times[0] > flash > times[2]
-
-
-def test_a_share_is_the_share_of_pairs():
-    shape, config = Shape(tokens=8192), configs.A100.half_64
-    whole = Costs(shape, config).counts.sum()
-    for living in (0.7, 0.3, 0.1):
-        assert Costs(shape, config, living).counts.sum() / whole == pytest.approx(living, abs=0.02)

@@ -10,7 +10,6 @@ import gpu_check
 import pytest
 import torch
 
-from selattn.errors import SelattnError
 from selattn.ops.backends import dispatch, triton
 from selattn.ops.backends.triton import Triton, configs, selfcheck
 from selattn.utils import records
@@ -97,13 +96,6 @@ def test_a_failure_is_tried_again_in_another_process(tmp_path):
     assert check.called
 
 
-def test_where_nothing_can_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "file"))
-    selfcheck.remember(PLACE, None)
-    assert selfcheck.known(PLACE) is None
-
-
 def test_it_runs_while_a_graph_is_traced(monkeypatch):
     """The caller's modes do not reach it: fake tensors, inference."""
     ran = []
@@ -185,22 +177,6 @@ def test_the_script_tells_what_is_wrong(capsys, tmp_path, monkeypatch):
     code, found = checked(monkeypatch, tmp_path)
     assert (code, found.failed) == (1, 1)
     assert "default (float16, heads of 8, 5 tokens): output is off by" in capsys.readouterr().out
-
-
-def test_without_a_gpu_the_script_says_so(monkeypatch):
-    monkeypatch.setattr(configs, "unavailable", lambda: "there is no CUDA device")
-    with pytest.raises(SelattnError, match="the GPU kernels cannot be checked: there is no CUDA device"):
-        gpu_check.check_gpu()
-
-
-def test_the_script_has_everything():
-    for device in (torch.device("cpu"), torch.device("cuda")):
-        plan = gpu_check.whole(device)
-        assert {name for name, _ in plan} == {*gpu_check.SITUATIONS, "decoding", "eviction order"}
-    assert {size.n for _, size in plan} >= {1, 2, 63, 64, 65, 1000}
-    assert {(size.dtype, size.size) for _, size in plan} >= {
-        (dtype, size) for dtype in (torch.bfloat16, torch.float16, torch.float32) for size in (64, 128)
-    }
 
 
 @pytest.mark.slow
