@@ -3,13 +3,10 @@
     TRITON_INTERPRET=1 python -m tests.ops.triton.fuzz --count 1000     # prints what fails, and with which seed
 
 The rule is that of tests/ops/fuzz.py: the truth is the reference in fp64, and the error in the worst element may be
-twice that of the reference in the same precision, beside what rounding may do. It is written anew here for several
-masks, the separate form, biases and an initial F.
+twice that of the reference in the same precision, apart from what rounding may do, which half precision makes larger.
 """
 
-import argparse
 import random
-import sys
 from unittest import mock
 
 import torch
@@ -18,8 +15,17 @@ from selattn.ops import Selection
 from selattn.ops.backends import tile
 from selattn.ops.backends.triton import configs
 from selattn.ops.backends.triton.configs import Config, Tile
-from tests.ops.cases import Case
-from tests.ops.fuzz import Example, laid_out, numbers, run, select_rarely, some_sequences
+from tests.ops.fuzz import (
+    Example,
+    compare,
+    laid_out,
+    main,
+    numbers,
+    run,
+    select_rarely,
+    selecting,
+    some_sequences,
+)
 
 DTYPES = (torch.float32, torch.float32, torch.float16, torch.bfloat16)
 VALUES = ("normal", "normal", "normal", "sharp", "tiny", "equal", "equal rows", "zeros", "mixed")
@@ -101,25 +107,6 @@ def draw(seed):
 def by_heads(x, heads):
     """[B, S, ...] as [B, H, ...]: what each head follows."""
     return x.repeat_interleave(heads // x.shape[1], 1)
-
-
-def selecting(r):
-    """Where a row may select: the logits, and the sums of their terms' sizes (else 0), [B, S, N, M]."""
-    whole = tile.whole(r)
-    seen = tile.visible(r, whole)
-    allowed = tile.may_select(r, whole, seen)
-    x = tile.selecting_logits(r, whole)
-    if r.selection_query is None:
-        shared = r.query.shape[1] // r.key.shape[1]
-        heads = list(r.rules.selection.heads)
-        q, k, scale = r.query[:, heads], r.key[:, [head // shared for head in heads]], abs(r.scale)
-    else:
-        q, k, scale = r.selection_query, r.selection_key, tile.separate_scale(r)
-    size = scale * (q.abs() @ k.abs().mT)
-    if r.bias is not None and r.selection_query is None:
-        bias = r.bias if r.bias.shape[1] == 1 else r.bias[:, heads]
-        size = size + bias.abs().nan_to_num(0.0, 0.0, 0.0)
-    return x.masked_fill(~allowed, 0.0), size * allowed
 
 
 class Rounding:
@@ -231,15 +218,6 @@ def upwards(x):
     return x.flip(-2).cumsum(-2).flip(-2)
 
 
-def kinks(example, r, F):
-    """Whether a logit that selects is too near 0 to tell its sign, and whether some F is too near tau."""
-    eps, smallest = torch.finfo(torch.float32).eps, torch.finfo(torch.float32).smallest_normal
-    logits, size = selecting(r)
-    near = (size > 0) & (logits.abs() <= 64 * eps * (size + smallest * r.query.shape[-1]))
-    slack = 1e3 * eps * (r.rules.tau + F.abs() + size.amax((1, 2, 3), keepdim=True))
-    return r.rules.selection.relu and bool(near.any()), bool(((F - r.rules.tau).abs() <= slack).any())
-
-
 def moved(example, chance):
     """The inputs and upstream gradients, each number moved by a few rounding errors of fp32, in fp64."""
     amount = 4 * torch.finfo(torch.float32).eps
@@ -253,55 +231,16 @@ def moved(example, chance):
 def check(seed, backend="triton"):
     """Run one example; a line for each result that is too far off."""
     example, config = draw(seed)
-    in_fp64 = {name: x.double() for name, x in example.inputs.items()}
-    case = Case(in_fp64, example.options, None, 0)
-    whole = case.result("reference", wanted=("f", "weights"))
-    request = case.request()
-    near_relu, near_tau = kinks(example, request, whole.f)
-    if near_tau:
-        example.upstream.pop("memory", None)
-    upstream = {name: x.double() for name, x in example.upstream.items()}
-    floor = Rounding(example, request, whole.f, whole.weights).floors()
-    truth = run(in_fp64, example.options, upstream, "reference")
-    plain = run(example.inputs, example.options, example.upstream, "reference")
-    with mock.patch.object(configs, "INTERPRETED", config):
-        got = run(example.inputs, example.options, example.upstream, backend)
-    inputs, gradients = moved(example, torch.Generator().manual_seed(seed))
-    near = run(inputs, example.options, gradients, "reference")
-    lines = []
-    for name, t in truth.items():
-        if near_relu and name.startswith("d ") and name not in ("d value", "d initial_f"):
-            continue
-        error, allowed = (got[name] - t).abs().nan_to_num(torch.inf).max(), 2 * (plain[name] - t).abs().max()
-        largest, noise = t.abs().max(), (near[name] - t).abs().max()
-        allowed = allowed + 4 * noise + 2 * torch.finfo(example.dtype).eps * largest + floor.get(name, 0.0)
-        allowed = allowed + 1e4 * torch.finfo(torch.float32).smallest_normal
-        allowed = allowed + (torch.finfo(example.dtype).smallest_normal if example.dtype == torch.float16 else 0.0)
-        if not (error <= allowed and got[name].shape == t.shape):
-            lines.append(f"{name} is off by {error:.3g}, allowed {allowed:.3g} (largest {largest:.3g}); {example}")
-    return lines
 
+    def attempt():
+        with mock.patch.object(configs, "INTERPRETED", config):
+            return run(example.inputs, example.options, example.upstream, backend)
 
-def main():
-    from tests.ops.triton.interpreter import quicken
-
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=100)
-    parser.add_argument("--start", type=int, default=0)
-    arguments = parser.parse_args()
-    quicken()
-    torch.use_deterministic_algorithms(True)  # uninitialised memory is NaN
-    failed = 0
-    for done, seed in enumerate(range(arguments.start, arguments.start + arguments.count), 1):
-        lines = check(seed)
-        failed += bool(lines)
-        for line in lines:
-            print(line, flush=True)
-        if done % 50 == 0:
-            print(f"{done} of {arguments.count} examples, {failed} failed", flush=True)
-    print(f"{arguments.count} examples from seed {arguments.start}, {failed} failed")
-    sys.exit(bool(failed))
+    return compare(example, attempt, lambda *given: Rounding(*given).floors(), moved)
 
 
 if __name__ == "__main__":
-    main()
+    from tests.ops.triton.interpreter import quicken
+
+    quicken()
+    main(check, 100)
