@@ -13,7 +13,6 @@ from selattn.ops.backends.triton.configs import Config, Tile
 from selattn.ops.backends.triton.prepare import (
     Call,
     How,
-    Prepared,
     config_of,
     launch,
     may_leave_out,
@@ -64,32 +63,30 @@ def forward(r: Request) -> Results:
     if r.query.shape[0] == 0:
         return results
     with on(r.query.device):
-        ready = prepare(r)
-        call = select(ready, results, r)
-        call = with_lists(call, ready.how, ready.config, results.dead)
-        tile = ready.config.attend
-        count, same = heads_together(tile, call, ready.how)
+        call, how, config = prepare(r)
+        call = with_lists(select(call, how, config, results, r), how, config, results.dead)
+        tile = config.attend
+        count, same = heads_together(tile, call, how)
         launch(
             attend,
-            (blocks(call, ready.config), call.H // count, r.query.shape[0]),
-            *(call, results.output, results.lse, results.memory, ready.how),
+            (blocks(call, config), call.H // count, r.query.shape[0]),
+            *(call, results.output, results.lse, results.memory, how),
             HEADS=count,
             SAME=same,
-            BM=ready.config.rows,
+            BM=config.rows,
             BN=tile.keys,
             **tile.effort(),
         )
         if r.wanted.living:
-            results.living.copy_(living_share(r, ready.config.rows, results.dead))
+            results.living.copy_(living_share(r, config.rows, results.dead))
         return results
 
 
-def select(ready: Prepared, results: Results, r: Request) -> Call:
+def select(call: Call, how: How, config: Config, results: Results, r: Request) -> Call:
     """F at the first row of each block, the columns that are dead from there, and the final F, all in `results`."""
     from selattn.ops.backends.triton.kernels.select import bounds
     from selattn.ops.backends.triton.kernels.select import select as run
 
-    call, how, config = ready
     if not how.select:
         return call
     call = call._replace(block_f=results.block_f)

@@ -185,14 +185,6 @@ def how_of(rules: Rules, form: Tensor | None, biased: bool, size: int, value_siz
     )
 
 
-class Prepared(NamedTuple):
-    """A call that is ready, but for what the first kernels find out."""
-
-    call: Call
-    how: How
-    config: Config
-
-
 def config_of(r: Request) -> Config:
     """The configuration of a call."""
     separate = 0 if r.selection_query is None else r.selection_query.shape[3]
@@ -208,7 +200,7 @@ def may_leave_out(r: Request) -> bool:
     return r.rules.tolerance > 0 and not r.wanted.final_f and r.bias is None and r.mask is None
 
 
-def prepare(r: Request) -> Prepared:
+def prepare(r: Request) -> tuple[Call, How, Config]:
     """Everything that PyTorch's own operators can do."""
     config, masks, dies = config_of(r), r.masks, may_leave_out(r)
     (heads, rows, size), (groups, keys) = r.query.shape[1:], r.key.shape[1:3]
@@ -268,7 +260,7 @@ def prepare(r: Request) -> Prepared:
         final_f=r.wanted.final_f,
         memory=r.wanted.memory and masks > 0,
     )
-    return Prepared(call, how, config)
+    return call, how, config
 
 
 def rows_of(x: Tensor) -> Rows:

@@ -302,11 +302,6 @@ def remember(place: Place, wrong: str | None) -> None:
         )
 
 
-def forget() -> None:
-    """Empty this process's memory; files stay."""
-    _in_process.clear()
-
-
 def states() -> dict[str, str]:
     """For each dtype and size what is known of this machine's device, in words."""
     if configs.unavailable() is not None or not torch.cuda.is_available():

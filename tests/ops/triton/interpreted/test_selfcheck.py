@@ -39,10 +39,10 @@ QUICK = list(FAULTS)[:5]
 @pytest.fixture(autouse=True)
 def _own_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    selfcheck.forget()
+    selfcheck._in_process.clear()
     selfcheck.warn_once.cache_clear()
     yield
-    selfcheck.forget()
+    selfcheck._in_process.clear()
 
 
 def caught(name, tmp_path):
@@ -70,10 +70,10 @@ def test_it_passes_and_is_remembered(tmp_path):
     assert selfcheck.known(PLACE).passed
     for other in (PLACE._replace(dtype=torch.float16), selfcheck.place_of(PLACE.device, PLACE.dtype, 65)):
         assert selfcheck.known(other) is None
-    selfcheck.forget()  # as another process
+    selfcheck._in_process.clear()  # as another process
     with mock.patch.object(selfcheck, "attempt", side_effect=AssertionError("it was checked again")):
         assert selfcheck.failure(PLACE, Triton()) is None
-    selfcheck.forget()
+    selfcheck._in_process.clear()
     with mock.patch.object(selfcheck, "_driver", return_value="a new one"):
         assert selfcheck.known(PLACE).passed  # which the interpreter does not have
     with mock.patch.object(selfcheck, "kernels", return_value="others"):
