@@ -13,7 +13,7 @@
     REAL(strength) /* of selection, like the switches that follow */                                                           \
     INT(relu) INT(protect_first) INT(protect_self) INT(shift)
 
-/* Whether nobody, or not this query, may select a key: constraint 2 for the first token, constraint 3 for its own. */
+/* Whether no query, or not this one, may select a key: constraint 2 for the first token, constraint 3 for its own. */
 template <class P> static inline bool protects(const P &p, bool first, bool own) {
     return (p.protect_first && first) || (p.protect_self && own);
 }

@@ -22,7 +22,7 @@ template <class T> struct BackwardPanel { /* one panel of one head over a chunk 
 };
 
 /* ROWS keys of a panel: weights and dA into their tiles, and dF. Where F is 0 for all rows, no row before has selected the
- * key, so that nobody needs dF. (Or the logit was so near 0 that strength times it is no number above 0.) */
+ * key, so that dF is not needed. (Or the logit was so near 0 that strength times it is no number above 0.) */
 template <bool MASKED_BY_F, bool ALL, class T>
 void differentiate_group(const Problem &p, const BackwardPanel<T> &a, int64_t i, const T *k, int64_t k_row, const T *v,
                          int64_t v_row) {
@@ -326,7 +326,7 @@ template <class T> void backward_strip(const Problem &p, BackwardStrip<T> &own, 
         progress.finish(unit, end);
     }
     /* Also where this strip has no keys, the one before may not be overtaken; but the next strip's rows come earlier, so that
-     * nobody waits for columns from end_key on. */
+     * no strip waits for columns from end_key on. */
     if (unit_before >= 0) progress.wait(unit_before, end_key);
     progress.finish(unit, end_key);
     for (int64_t s = 0; s < blocks; s++) end_block(p, own.blocks[s], b, d);

@@ -1,6 +1,6 @@
 /* What is added to logits after scale and soft cap, for any pair of a query and a key: minus infinity hides. */
 
-/* Of one head, [rows, keys]; data null: there is none. */
+/* Of one head, [rows, keys]; data is null without a bias. */
 template <class T> struct Bias {
     T *data;
     int64_t row, key;

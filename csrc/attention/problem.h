@@ -5,8 +5,8 @@
  *
  * Several selection masks, or several eviction orders, are as many problems that have nothing to do with each other, each with
  * its share of the heads. They stand here as rows of one batch: row b is fold b % folds of row b / folds of the caller's batch,
- * and H and G are the heads of one fold. A key-value head whose query heads are in several folds is there once for each:
- * `repeat` of ours are one of the caller's.
+ * and H and G are the heads of one fold. A key-value head whose query heads are in several folds is listed once for
+ * each: `repeat` here are one of the caller's.
  *
  * S of a fold comes from one of its own heads, or from a selecting form: a query and a key for each fold, which belong to no
  * head of it, with scale, soft cap and bias of their own.

@@ -1,4 +1,4 @@
-/* One step of decoding over the slots of a layer: the token that leaves is overwritten, F moves on by one query, and all
+/* One step of decoding over the slots of a layer: the evicted token is overwritten, F is updated by one query, and all
  * heads attend. The same as selattn/ops/backends/plain.py. */
 
 template <class T> INLINE void read_slot(const void *at, int64_t offset, int64_t n, int64_t dtype, T *buffer, const T *&row) {

@@ -1,8 +1,8 @@
 /* The eviction order of a pruned cache, for many queries at once.
  *
- * For each row, in order: if `budget` earlier entries are kept, the one that ranks highest leaves; then the row attends to
- * what is kept and to itself, which moves the scores and F. The same as selattn/ops/backends/plain.py, without its
- * Python loop.
+ * For each row, in order: if `budget` earlier entries are kept, the one with the highest rank is evicted; then the row
+ * attends to what is kept and to itself, which updates the scores and F. The same as selattn/ops/backends/plain.py, without
+ * its Python loop.
  */
 template <class T> struct Order { /* of one row of the batch */
     const Eviction &e;
@@ -119,7 +119,7 @@ template <class T> struct Order { /* of one row of the batch */
         all.erase(std::unique(all.begin(), all.end()), all.end());
     }
 
-    /* The one that leaves: the highest rank. Entries stand in the order of their positions, so the first best is the oldest;
+    /* The entry to evict: the highest rank. Entries stand in the order of their positions, so the first best is the oldest;
      * but a tie with the sequence's first token goes against the other. */
     size_t victim(int64_t p) const {
         const auto &list = kept[p];

@@ -13,7 +13,7 @@ static inline int64_t safe_tokens(double parameter, int64_t budget) {
 
 enum { POLICY_SELECTIVE, POLICY_H2O, POLICY_TOVA, POLICY_WINDOW };
 
-/* The entry with the highest rank leaves. `newer` counts the kept entries after it. */
+/* The entry with the highest rank is evicted. `newer` counts the kept entries after it. */
 template <class T>
 static inline T rank_of(int64_t policy, double parameter, int64_t budget, int64_t position, int64_t newer, T score, T f) {
     const T safe = -std::numeric_limits<T>::infinity();
