@@ -74,7 +74,7 @@ def attend(request: Request, backend: str | Backend) -> Attention:
 
 
 def _attend(request: Request, backend: str | Backend) -> Attention:
-    if backend == AUTO:
+    if isinstance(backend, str) and backend == AUTO:
         chosen, reason = _choose(request)
     else:
         chosen = find_backend(backend)
@@ -137,7 +137,7 @@ def step(request: StepRequest, backend: str | Backend) -> Tensor:
 
 
 def _for_cache(query: Tensor, backend: str | Backend, what: str, refusal: Callable[[Backend], str | None]) -> Backend:
-    if backend != AUTO:
+    if not isinstance(backend, str) or backend != AUTO:
         chosen = find_backend(backend)
         if reason := chosen.unavailable() or refusal(chosen):
             raise _cannot(chosen, f"{what}: {reason}", lambda other: other.unavailable() or refusal(other))
