@@ -5,8 +5,11 @@ timed). Ours: budgets 16 times smaller than the context, no budgets, and K = 2 i
 attention at all: the limit that any pruning could reach. All have random weights, fp32, and the same sizes. Caches are
 filled by the models themselves with a random text; that is done for one row, which is then repeated for a batch.
 
-`--stock` measures, in the place of our own decoder, the stock Llama itself made selective by `selattn.make_selective`:
-one mask, head 0.
+`--stock` measures, in place of our own decoder, the stock Llama itself made selective by `selattn.make_selective`: one
+mask, head 0. Beside it stands the same Llama under H2O, TOVA and Window+4, which select nothing, with K = 128.
+
+Before that, prefill: a whole prompt in one pass into a cache with 16x budgets, beside the stock Llama, whose attention
+is PyTorch's SDPA, with DynamicCache.
 
 In each round every rival decodes a few tokens, so what the machine does meanwhile hits all of them. A ratio is taken
 within a round; the record has the median and the range over rounds. Results are checked first: no times for wrong ones.
@@ -36,9 +39,11 @@ from selattn.utils import records
 PAPER = Budgets((8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8))  # 16 times less than 512 tokens in each of 12 layers
 DYNAMIC, STATIC, COMPILED = "DynamicCache", "StaticCache", "StaticCache, compiled"
 PRUNED, WHOLE, LIMIT = "16x budgets", "no budgets", "K = 2"
-RIVALS, OURS = (DYNAMIC, STATIC, COMPILED), (PRUNED, WHOLE, LIMIT)
+RIVALS = (DYNAMIC, STATIC, COMPILED)
+POLICIES, KEPT = ("h2o", "tova", "window+4"), 128
 WORST = 1e-3  # a difference of logits above which a result counts as wrong
 Step = Callable[[], Tensor]  # decodes a token for each row of the batch, and gives its logits
+Ours = dict[str, tuple[Any, Budgets | None, str | None]]  # a model with budgets and a policy, by name
 
 
 def make_models(d: int, longest: int, stock: bool) -> tuple[Any, LlamaForCausalLM]:
@@ -79,15 +84,21 @@ def static(cache: DynamicCache, config: LlamaConfig, batch: int, room: int) -> S
     return made
 
 
+def ours_of(models: tuple[Any, LlamaForCausalLM], pruned: Budgets, stock: bool) -> Ours:
+    """What is measured beside the stock Llama."""
+    ours, llama = models
+    layers = llama.config.num_hidden_layers
+    found: Ours = {PRUNED: (ours, pruned, None), WHOLE: (ours, None, None), LIMIT: (ours, Budgets((2,) * layers), None)}
+    if stock:
+        plain = make_selective(copy.deepcopy(llama), selection=None)
+        found |= {f"{policy}, K = {KEPT}": (plain, Budgets((KEPT,) * layers), policy) for policy in POLICIES}
+    return found
+
+
 def steps_for(
-    models: tuple[Any, LlamaForCausalLM],
-    caches: dict[str, Cache],
-    token: Tensor,
-    room: int,
-    compiled: bool,
+    llama: LlamaForCausalLM, ours: Ours, caches: dict[str, Cache], token: Tensor, room: int, compiled: bool
 ) -> dict[str, Step]:
     """A step for each rival, with caches of its own."""
-    ours, llama = models
     batch = token.shape[0]
 
     def step(model: Callable[..., Any], cache: Cache) -> Step:
@@ -103,13 +114,13 @@ def steps_for(
         # (CUDA graphs, Triton) are for GPUs.
         graph = torch.compile(llama.forward, fullgraph=True, dynamic=False, options={"freezing": True})
         found[COMPILED] = step(graph, static(caches[DYNAMIC], llama.config, batch, room))
-    return found | {n: step(ours, repeated(caches[n], batch)) for n in OURS}
+    return found | {name: step(model, repeated(caches[name], batch)) for name, (model, *_) in ours.items()}
 
 
 def check(steps: dict[str, Step], expected: dict[str, Tensor]) -> None:
     """The first step of each against a full forward; compiles what is to be compiled."""
     for name, step in steps.items():
-        worst = (step() - expected[name if name in OURS else DYNAMIC]).abs().max().item()
+        worst = (step() - expected[DYNAMIC if name in RIVALS else name]).abs().max().item()
         if not worst < WORST:
             sys.exit(f"{name} is wrong by {worst:.1e}: no times are printed for wrong results")
 
@@ -125,11 +136,11 @@ def summary(rounds: dict[str, list[float]], batch: int, tokens: int) -> dict[str
     def ratio(slow: str, fast: str) -> dict[str, float]:
         return spread([a / b for a, b in zip(rounds[slow], rounds[fast], strict=True)])
 
-    rivals = [name for name in RIVALS if name in rounds]
+    rivals, ours = ([name for name in rounds if (name in RIVALS) == rival] for rival in (True, False))
     return {
         "tokens_per_second": {name: spread([batch * tokens / each for each in rounds[name]]) for name in rounds},
         "best": min(rivals, key=lambda name: statistics.median(rounds[name])),
-        "times_faster_than": {rival: {name: ratio(rival, name) for name in OURS} for rival in rivals},
+        "times_faster_than": {rival: {name: ratio(rival, name) for name in ours} for rival in rivals},
         "of_the_limit": {name: ratio(LIMIT, name) for name in (PRUNED, WHOLE)},
         "seconds": rounds,
     }
@@ -137,20 +148,21 @@ def summary(rounds: dict[str, list[float]], batch: int, tokens: int) -> dict[str
 
 def measure(models: tuple[Any, LlamaForCausalLM], args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each context and batch."""
-    ours, llama = models
-    layers, room, rows = ours.config.num_hidden_layers, (args.repeats + 1) * args.tokens + 2, []
+    llama = models[1]
+    layers, room, rows = llama.config.num_hidden_layers, (args.repeats + 1) * args.tokens + 2, []
     for context in args.context:
-        text = torch.randint(ours.config.vocab_size, (1, context + 1))
+        text = torch.randint(llama.config.vocab_size, (1, context + 1))
         pruned = sixteenth(layers, context)
-        budgets = {PRUNED: pruned, WHOLE: None, LIMIT: Budgets((2,) * layers)}
+        ours = ours_of(models, pruned, args.stock)
         caches: dict[str, Cache] = {DYNAMIC: prefilled(llama, DynamicCache(config=llama.config), text[:, :-1])}
         expected = {DYNAMIC: llama(text, use_cache=False, logits_to_keep=1).logits[:, -1]}
-        for name, k in budgets.items():
-            caches[name] = prefilled(ours, ours.new_cache(k), text[:, :-1])
-            expected[name] = ours(text, use_cache=False, cache_budgets=k, logits_to_keep=1).logits[:, -1]
+        for name, (model, k, policy) in ours.items():
+            how = {"cache_budgets": k, "cache_policy": policy}
+            caches[name] = prefilled(model, model.new_cache(k, policy), text[:, :-1])
+            expected[name] = model(text, use_cache=False, logits_to_keep=1, **how).logits[:, -1]
         for batch in args.batch:
             compiled = not args.no_compile and batch * context <= args.compile_up_to
-            steps = steps_for(models, caches, text[:, -1:].repeat(batch, 1), room, compiled)
+            steps = steps_for(llama, ours, caches, text[:, -1:].repeat(batch, 1), room, compiled)
             check(steps, expected)
             turns = {name: lambda s=step: [s() for _ in range(args.tokens)] for name, step in steps.items()}
             with torch.compiler.set_stance("fail_on_recompile"):
@@ -161,8 +173,32 @@ def measure(models: tuple[Any, LlamaForCausalLM], args: argparse.Namespace) -> l
     return rows
 
 
-def draw(rows: list[dict[str, Any]], console: Console) -> None:
-    """A table for each row, with a line for each of the rivals and of ours."""
+def measure_prefill(models: tuple[Any, LlamaForCausalLM], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each context: seconds of a whole prompt, with 16x budgets and of the stock Llama."""
+    ours, llama = models
+    rows = []
+    for context in args.prefill:
+        text = torch.randint(llama.config.vocab_size, (1, context))
+        budgets = sixteenth(llama.config.num_hidden_layers, context)
+
+        def pruned(text: Tensor = text, budgets: Budgets = budgets) -> Tensor:
+            return ours(text, past_key_values=ours.new_cache(budgets), use_cache=True, logits_to_keep=1).logits[:, -1]
+
+        def stock(text: Tensor = text) -> Tensor:
+            cache = DynamicCache(config=llama.config)
+            return llama(text, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
+
+        whole = ours(text, use_cache=False, cache_budgets=budgets, logits_to_keep=1).logits[:, -1]
+        check({PRUNED: pruned}, {PRUNED: whole})
+        rounds = seconds({DYNAMIC: stock, PRUNED: pruned}, args.repeats)
+        times = spread([a / b for a, b in zip(rounds[PRUNED], rounds[DYNAMIC], strict=True)])
+        rows.append({"context": context, "attention": llama.config._attn_implementation, "time": times})
+        rows[-1]["seconds"] = rounds
+    return rows
+
+
+def draw(rows: list[dict[str, Any]], prefill: list[dict[str, Any]], console: Console) -> None:
+    """A table for each row, with a line for each rival; and one of prefill."""
 
     def shown(found: dict[str, float] | None, digits: int = 2) -> str:
         if found is None:
@@ -179,6 +215,13 @@ def draw(rows: list[dict[str, Any]], console: Console) -> None:
             times = row["times_faster_than"][row["best"]].get(name)
             table.add_row(label, shown(speed, 1), shown(times), shown(row["of_the_limit"].get(name)))
         console.print(table)
+    table = Table(title="prefill with 16x budgets, batch 1", title_justify="left")
+    for heading in ("N", "stock Llama, seconds", "times its time"):
+        table.add_column(heading, justify="right")
+    for row in prefill:
+        middle = statistics.median(row["seconds"][DYNAMIC])
+        table.add_row(f"{row['context']:,}", f"{middle:.2f} ({row['attention']})", shown(row["time"]))
+    console.print(table)
 
 
 def main() -> None:
@@ -187,6 +230,7 @@ def main() -> None:
     parser.add_argument("--d", type=int, default=12, help="the model's size (default: 12, as the paper's budgets)")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--context", type=int, nargs="+", default=[512, 2048])
+    parser.add_argument("--prefill", type=int, nargs="*", default=[512, 2048, 8192], help="prompts to prefill")
     parser.add_argument("--tokens", type=int, default=4, help="decoded by each rival in a round (default: 4)")
     parser.add_argument("--repeats", type=int, default=9, help="rounds (default: 9)")
     parser.add_argument("--stock", action="store_true", help="a stock Llama made selective, in place of our decoder")
@@ -198,16 +242,18 @@ def main() -> None:
     parser.add_argument("--out", help="where the record goes (default: results/decode.json, or decode_stock.json)")
     args = parser.parse_args()
     torch.manual_seed(args.seed)
-    models = make_models(args.d, max(args.context) + (args.repeats + 1) * args.tokens + 2, args.stock)
+    longest = max(max(args.context) + (args.repeats + 1) * args.tokens + 2, *args.prefill, 0)
+    models = make_models(args.d, longest, args.stock)
     with torch.inference_mode():
+        prefill = measure_prefill(models, args)
         rows = measure(models, args)
-    draw(rows, Console())
+    draw(rows, prefill, Console())
     sizes = {name: getattr(models[0].config, name) for name in ("hidden_size", "intermediate_size", "vocab_size")}
     parameters = dict(zip(("selective", "llama"), (model.num_parameters() for model in models), strict=True))
     shape = {"d": args.d, **sizes, "parameters": parameters, "dtype": "float32"}
     about = {"ours": type(models[0]).__name__, "shape": shape, "tokens": args.tokens, "repeats": args.repeats}
     out = args.out or f"results/decode{'_stock' * args.stock}.json"
-    print(records.write_record(out, {**about, "rows": rows}, seed=args.seed))
+    print(records.write_record(out, {**about, "rows": rows, "prefill": prefill}, seed=args.seed))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from selattn.evaluation.traces import trace as trace_of
 from selattn.models.loading import load
 from selattn.utils.progress import ProgressLine
 from selattn.utils.records import write_record
-from selattn.views.explorer import Page
-from selattn.views.explorer.page import grid, page_step, usual_policies
+from selattn.views.explorer import Page, grid, page_step, usual_policies
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the browser is the tests'
 from tests.views.browser import Tab, browser

@@ -48,7 +48,7 @@ from selattn.utils.typed import to_json
 from selattn.views import plot
 from selattn.views.explorer import explore
 from selattn.views.plot.curves import losses_of_log, path_of_search
-from selattn.views.report import (
+from selattn.views.reports import (
     Block,
     Explorer,
     Headline,

@@ -37,7 +37,7 @@ def run(name, folder, *options, **more):
 
 @pytest.fixture(scope="module")
 def decode(tmp_path_factory):
-    options = "--d 1 --batch 1 3 --context 20 40 --repeats 3 --tokens 1 --no-compile"
+    options = "--d 1 --batch 1 3 --context 20 40 --prefill 40 --repeats 3 --tokens 1 --no-compile"
     return run("decode.py", tmp_path_factory.mktemp("decode"), *options.split())
 
 
@@ -54,6 +54,9 @@ def test_decoding_is_compared_with_the_best_rival_round_by_round(decode):
         limit = sorted(a / b for a, b in zip(rounds["K = 2"], rounds["16x budgets"], strict=True))
         assert row["of_the_limit"]["16x budgets"]["median"] == limit[1]
         assert row["tokens_per_second"]["StaticCache"]["median"] == pytest.approx(row["batch"] / middle["StaticCache"])
+    (row,) = decode["prefill"]
+    assert (row["context"], row["attention"]) == (40, "sdpa")
+    assert row["time"]["low"] <= row["time"]["median"] <= row["time"]["high"]
 
 
 def test_standard_attention_is_compared_in_both_dtypes(tmp_path):
@@ -73,10 +76,11 @@ def test_the_table_of_decoding_is_made_of_the_record(decode, tmp_path):
 
 @pytest.mark.slow
 def test_decoding_of_a_stock_llama_made_selective(tmp_path):
-    options = "--stock --d 1 --batch 2 --context 40 --repeats 2 --tokens 1 --no-compile"
+    options = "--stock --d 1 --batch 2 --context 160 --prefill 64 --repeats 2 --tokens 1 --no-compile"
     found = run("decode.py", tmp_path, *options.split())
     assert found["ours"] == "SelectiveLlamaForCausalLM"
     assert set(found["rows"][0]["of_the_limit"]) == {"16x budgets", "no budgets"}
+    assert {"h2o, K = 128", "tova, K = 128", "window+4, K = 128"} <= set(found["rows"][0]["seconds"])
     assert len(set(found["shape"]["parameters"].values())) == 1  # the same model on both sides
 
 

@@ -1,7 +1,9 @@
 """`selattn bench`: how fast the attention backends are on this machine, beside PyTorch's flash attention.
 
-Times are ratios within one run. Leave the machine alone meanwhile: a second busy process costs a multiple.
+Times are ratios within one run. Leave the machine alone meanwhile: a second busy process distorts them.
 """
+
+from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING, Any
@@ -19,20 +21,18 @@ DTYPES = ("float32", "float64", "bfloat16")
 WIDTH = 14  # characters of the longest bar
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn bench` and its options to the command line."""
-    parser = subparsers.add_parser("bench", help="time the attention backends on this machine", description=__doc__)
-    parser.add_argument(
-        "--n", type=_options.whole(1), nargs="+", default=[512, 2048], metavar="N", help="lengths (default: 512 2048)"
-    )
-    parser.add_argument("--batch", type=_options.whole(1), default=1, help="(default: 1)")
-    parser.add_argument("--heads", type=_options.whole(1), default=12, help="(default: 12)")
-    parser.add_argument("--dim", type=_options.whole(1), default=64, help="of a head (default: 64)")
+    parser = _options.add_command(subparsers, "bench", "time the attention backends on this machine", __doc__)
+    _options.number(parser, "--n", "lengths", [512, 2048], nargs="+")
+    for name, default, what in (("batch", 1, "sequences"), ("heads", 12, "heads"), ("dim", 64, "size of a head")):
+        kind = _options.whole(1)
+        parser.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{what} (default: {default})")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="(default: float32)")
     parser.add_argument("--nothing-forgotten", action="store_true", help="inputs that never select: the worst case")
-    parser.add_argument("--repeats", type=_options.whole(1), default=5, help="(default: 5)")
-    parser.add_argument("--seed", type=_options.seed, default=0, help="(default: 0)")
-    parser.add_argument("--out", type=_options.path, metavar="FILE", help="also write a JSON record")
+    _options.number(parser, "--repeats", "rounds", 5)
+    _options.add_seed(parser, "of the inputs")
+    _options.file(parser, "--out", "also write a JSON record")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def draw(rows: "Sequence[Timing]", console: "Console") -> None:
+def draw(rows: Sequence[Timing], console: Console) -> None:
     """The backends at one length, each with a bar: shorter is faster, and green is faster than the rival."""
     from selattn.utils.tables import Table
 

@@ -4,6 +4,8 @@ It gets a selecting form of its own and is trained to stay near the original whi
 a model for every command. Ctrl-C stops it, --resume continues; under torchrun the same command trains on many devices.
 """
 
+from __future__ import annotations
+
 import argparse
 from typing import TYPE_CHECKING, Any
 
@@ -30,23 +32,31 @@ FIELDS = {
 }
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn convert` and its options to the command line."""
-    parser = subparsers.add_parser("convert", help="teach a pretrained model to forget", description=__doc__)
-    parser.add_argument("model", metavar="MODEL", help="a stock model, or one of ours, that does not select")
-    parser.add_argument("--data", required=True, metavar="TEXT", help=f"what to train on: {SOURCES}")
-    parser.add_argument("--out", required=True, type=_options.path, metavar="FOLDER", help="of the run and its model")
-    parser.add_argument("--steps", type=_options.whole(1), metavar="N", help="of training (default: 400)")
-    parser.add_argument("--lr", type=_options.at_least_0, help="the peak of the learning rate (default: 5e-4)")
-    parser.add_argument("--epsilon", type=_options.at_least_0, help="weight of the memory loss (default: 0.3)")
-    parser.add_argument("--tau", type=_options.at_least_0, help="the clamp of M in it (default: 8)")
-    parser.add_argument("--masks", type=_options.whole(1), metavar="S", help="default: one for each key-value head")
+    parser = _options.add_command(subparsers, "convert", "teach a pretrained model to forget", __doc__)
     parser.add_argument(
-        "--freeze-first", type=_options.whole(0), metavar="STEPS", help="in these only the new form learns (default: 0)"
+        "model", metavar="MODEL", help="a model that does not select: a stock one, or one of `selattn train`"
     )
-    parser.add_argument("--lora", type=_options.whole(1), metavar="RANK", help="train adapters (default: all weights)")
-    parser.add_argument("--teacher", type=_options.name, metavar="MODEL", help="to stay near (default: the original)")
-    parser.add_argument("--control", action="store_true", help="also train as much without selection, to compare")
+    parser.add_argument("--data", required=True, metavar="TEXT", help=f"what to train on: {SOURCES}")
+    parser.add_argument(
+        "--out", required=True, type=_options.path, metavar="FOLDER", help="folder of the run and its model"
+    )
+    _options.number(parser, "--steps", "steps of training (default: 400)")
+    parser.add_argument(
+        "--lr", type=_options.at_least_0, metavar="X", help="the peak of the learning rate (default: 5e-4)"
+    )
+    parser.add_argument(
+        "--epsilon", type=_options.at_least_0, metavar="X", help="weight of the memory loss (default: 0.3)"
+    )
+    parser.add_argument("--tau", type=_options.at_least_0, metavar="X", help="clamp of M in that loss (default: 8)")
+    _options.number(parser, "--masks", "selection masks (default: one for each key-value head)")
+    _options.number(parser, "--freeze-first", "steps in which only the new form learns (default: 0)", least=0)
+    _options.number(parser, "--lora", "train adapters (default: all weights)", metavar="RANK")
+    parser.add_argument(
+        "--teacher", type=_options.name, metavar="MODEL", help="the model to stay near (default: the original)"
+    )
+    parser.add_argument("--control", action="store_true", help="also train as long without selection, to compare")
     parser.add_argument(
         "--prune",
         nargs="?",
@@ -54,13 +64,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
         metavar="WHAT",
         help="then search for budgets, as 'selattn prune --until WHAT' does (default: the loss of the original)",
     )
-    parser.add_argument("--policy", help="who leaves when a layer is full, of --prune (default: selective)")
+    parser.add_argument("--policy", help="eviction policy of --prune (default: selective)")
     parser.add_argument("--layout", default="documents", help="documents, one in each row (default), or packed")
-    parser.add_argument(
-        "--context", type=_options.whole(2), metavar="N", help="tokens of a row (default: the model's, at most 512)"
-    )
+    _options.number(parser, "--context", "tokens of a row (default: the model's, at most 512)", least=2)
     add_reading_options(parser)
-    parser.add_argument("--seed", type=_options.seed, help="of the new weights and of the order of rows (default: 0)")
+    _options.add_seed(parser, "of the new weights and of the order of rows (default: 0)", None)
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="another setting, such as batch.micro=1"
     )
@@ -124,8 +132,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def draw(found: "Converted", console: "Console") -> None:
-    """The losses side by side, and where the model is."""
+def draw(found: Converted, console: Console) -> None:
+    """Show the losses side by side, and where the model is."""
     import math
 
     from selattn.conversion.run import LINES, ORIGINAL

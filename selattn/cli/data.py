@@ -1,10 +1,12 @@
 """`selattn data`: look at a source of text, or turn it into token stores."""
 
+from __future__ import annotations
+
 import argparse
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._options import add_reading_options, check_reading, reading_of
+from selattn.cli._options import SOURCES, add_command, add_reading_options, check_reading, reading_of
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
@@ -13,41 +15,30 @@ if TYPE_CHECKING:
     from selattn.data import Reading
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn data` and its options to the command line."""
-    parser = subparsers.add_parser("data", help="look at texts, build token stores", description=__doc__)
+    parser = add_command(subparsers, "data", "look at texts, build token stores", __doc__)
     actions = parser.add_subparsers(title="actions", dest="action", metavar="<action>", required=True)
 
     show = actions.add_parser("show", help="print a few documents", description="Print a few documents of a text.")
-    show.add_argument("name", help="a source of text as in `build`")
-    show.add_argument("--samples", type=_options.whole(1), default=3, metavar="N", help="how many (default: 3)")
-    show.add_argument("--split", default="train", help="default: train")
-    _reading_options(show)
+    show.add_argument("source", metavar="TEXT", help=SOURCES)
+    _options.number(show, "--samples", "documents", 3)
+    show.add_argument("--split", default="train", help="of the text (default: train)")
 
     build = actions.add_parser("build", help="tokenize a text", description="Turn a text into token stores.")
-    build.add_argument("source", help="c4, wikitext, lm1b, hub:OWNER/NAME, a file, a folder, or embedded")
-    build.add_argument("--out", type=_options.path, metavar="FOLDER", help="folder to make (default: in the cache)")
-    build.add_argument(
-        "--vocab", type=_options.whole(1, 2**31 - 1), default=8000, metavar="N", help="tokens to train (default: 8000)"
+    build.add_argument("source", metavar="TEXT", help=SOURCES)
+    _options.file(build, "--out", "folder to make (default: in the cache)", "FOLDER")
+    _options.number(build, "--vocab", "size of the vocabulary", 8000, most=2**31 - 1)
+    _options.file(
+        build, "--tokenizer", "use this one: a model's folder, or a SentencePiece model (default: train one)", "PATH"
     )
     build.add_argument(
-        "--tokenizer",
-        type=_options.path,
-        metavar="PATH",
-        help="use this one, train none: a model's folder, or a SentencePiece model",
+        "--split", nargs="+", default=["train", "validation"], help="of the text (default: train validation)"
     )
-    build.add_argument("--split", nargs="+", default=["train", "validation"], help="default: train validation")
-    build.add_argument(
-        "--threads", type=_options.whole(1, 1024), default=1, metavar="N", help="for tokenizing (default: 1)"
-    )
-    _reading_options(build)
-
-
-def _reading_options(parser: argparse.ArgumentParser) -> None:
-    add_reading_options(parser)
-    parser.add_argument(
-        "--limit", type=_options.whole(1), metavar="N", help="read at most so many documents of a split"
-    )
+    _options.number(build, "--threads", "for tokenizing", 1, most=1024)
+    for each in (show, build):
+        add_reading_options(each)
+        _options.number(each, "--limit", "documents of a split (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,24 +46,23 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(highlight=False)
-    source = args.source if args.action == "build" else args.name
-    check_reading(args, [source])
+    check_reading(args, [args.source])
     (build if args.action == "build" else show)(args, reading_of(args, args.limit), console)
     return 0
 
 
-def show(args: argparse.Namespace, reading: "Reading", console: "Console") -> None:
+def show(args: argparse.Namespace, reading: Reading, console: Console) -> None:
     """The beginning of the first documents."""
     from itertools import islice
 
     from selattn.data import documents
 
-    for text in islice(documents(args.name, args.split, reading), args.samples):
+    for text in islice(documents(args.source, args.split, reading), args.samples):
         console.rule(f"{len(text):,} characters", align="left")
         console.print(text[:600] + (" ..." if len(text) > 600 else ""), markup=False)
 
 
-def build(args: argparse.Namespace, reading: "Reading", console: "Console") -> None:
+def build(args: argparse.Namespace, reading: Reading, console: Console) -> None:
     """A tokenizer, if none is given, and a store for each split."""
     from selattn.data import TokenStore, build_corpus, read_tokenizer, store_for, tokenizer_for
     from selattn.utils.files import folders_for

@@ -1,9 +1,10 @@
 """`selattn eval`: how good models are and what that costs, side by side: text, multiple choice, memory, speed.
 
-A model is a folder, a run's folder or zoo:NAME. MODEL@BUDGETS prunes it, BUDGETS being 64, or 8,48,8, a budgets file or
-the folder of a search; MODEL@BUDGETS:POLICY chooses who leaves. With --curve the trade-off between loss and KV size is
-measured and drawn: MODEL@SEARCH along a search, MODEL@sizes:POLICY for equal budgets, MODEL as it is. With --record it
-can be interrupted at any time: the same command goes on.
+MODEL@BUDGETS prunes a model, with BUDGETS as 64, or 8,48,8, a budgets file or the folder of a search;
+MODEL@BUDGETS:POLICY names the policy, too. With --record an interrupted evaluation is resumed by the same command.
+
+With --curve the trade-off between loss and KV size is measured and drawn: MODEL@SEARCH along a search,
+MODEL@sizes:POLICY with equal budgets, MODEL as one point.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._options import SOURCES, TEXT, add_text_options, check_reading, texts_of
+from selattn.cli._options import SOURCES, TEXT, add_command, add_text_options, check_reading, texts_of
 from selattn.errors import SelattnError
 from selattn.utils.records import check_output
 
@@ -30,53 +31,37 @@ FORMATS = (".png", ".svg", ".pdf")
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn eval` and its options to the command line."""
-    parser = subparsers.add_parser(
-        "eval",
-        help="loss, multiple choice, memory and speed of models",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]")
-    parser.add_argument(
-        "--policy",
-        metavar="POLICY",
-        help="who leaves, for models with budgets that name none: a name, or package.module:Class of your own",
-    )
+    parser = add_command(subparsers, "eval", "loss, multiple choice, memory and speed of models", __doc__)
+    parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one or several")
+    parser.add_argument("--policy", help="eviction policy of models that have budgets and name none")
     parser.add_argument("--data", nargs="+", default=[], metavar="TEXT", help=f"log-perplexity on texts: {SOURCES}")
-    parser.add_argument("--rows", type=_options.whole(1), metavar="N", help="rows of a text (default: all)")
+    _options.number(parser, "--rows", "rows of a text (default: all)")
     parser.add_argument(
         "--skip",
         type=rows_or_folder,
         default=0,
         metavar="N|SEARCH",
-        help="leave out what a search has seen: one on N rows, or the one in a folder",
+        help="leave out the rows that a search has seen: their number, or its folder",
     )
     parser.add_argument("--long", action="store_true", help="also on the documents that fill 90%% of the context")
     parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help="multiple choice: all, or names")
-    parser.add_argument(
-        "--data-dir", type=_options.path, metavar="FOLDER", help="local files of the tasks (default: the hub)"
-    )
-    parser.add_argument("--limit", type=_options.whole(1), metavar="N", help="at most so many questions of each task")
+    _options.file(parser, "--data-dir", "local files of the tasks (default: the hub)", "FOLDER")
+    _options.number(parser, "--limit", "questions of each task (default: all)")
     parser.add_argument("--speed", action="store_true", help="cache bytes, and tokens per second of decoding")
-    parser.add_argument("--curve", action="store_true", help="the trade-off between loss and KV size, on --data")
-    parser.add_argument(
+    curve = parser.add_argument_group("the trade-off between loss and KV size")
+    curve.add_argument("--curve", action="store_true", help="measure it, on --data")
+    _options.number(
+        curve,
         "--sizes",
-        type=_options.whole(2),
-        nargs="+",
+        "of its points (default: the context, and halves of it down to 2)",
+        least=2,
         metavar="K",
-        help="with --curve: of its points (default: the context, and halves of it down to 2)",
+        nargs="+",
     )
-    parser.add_argument("--baseline", metavar="[NAME=]MODEL", help="with --curve: where curves reach this model's loss")
-    parser.add_argument(
-        "--extend",
-        type=_options.path,
-        metavar="RECORD",
-        help="with --curve: add to the curves of a record on the same text",
-    )
-    parser.add_argument("--record", type=_options.path, metavar="FILE", help="write the record there (JSON)")
-    parser.add_argument(
-        "--figure", type=_options.path, metavar="FILE", help="with --curve (default: beside the record)"
-    )
+    curve.add_argument("--baseline", metavar="[NAME=]MODEL", help="say where curves reach this model's loss")
+    _options.file(curve, "--extend", "add to a record on the same text", "RECORD")
+    _options.file(curve, "--figure", "(default: beside the record)")
+    _options.file(parser, "--record", "write the record there (JSON)")
     _options.add_html(parser)
     add_text_options(parser)
 
@@ -100,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
             raise
     finally:
         team.close()
-    if team.leads:  # here, since lm-eval's bar goes on until nothing holds the exception any more
-        print("\nstopped; the same command goes on with what is missing", file=sys.stderr)
+    if team.leads:  # here, since lm-eval's bar stays until nothing holds the exception any more
+        print("\nstopped; the same command resumes it", file=sys.stderr)
     return INTERRUPTED
 
 
@@ -137,15 +122,15 @@ def parse_curve(text: str) -> Curve:
 
 
 def check_options(args: argparse.Namespace) -> None:
-    """Whether what is asked for fits together."""
+    """Raise for options that do not fit together."""
     if not (args.data or args.tasks or args.speed):
         raise SelattnError("nothing to measure: give --data, --tasks or --speed")
     if args.curve and (not args.data or args.tasks or args.speed):
         raise SelattnError("--curve measures the loss on --data, and nothing else")
     if args.curve:
-        _options.refuse(args, ["policy"], "with --curve a policy stands behind its curve: MODEL@sizes:POLICY")
+        _options.refuse(args, ["policy"], "with --curve a policy belongs to its curve: MODEL@sizes:POLICY")
     else:
-        _options.refuse(args, ["sizes", "baseline", "figure", "extend"], "give --curve for what belongs to it")
+        _options.refuse(args, ["sizes", "baseline", "figure", "extend"], "they belong to --curve")
     if not args.data:
         _options.refuse(args, ["rows", "skip", "long", "no_eos", *TEXT], "without --data no text is read")
     if not args.tasks:
@@ -155,7 +140,7 @@ def check_options(args: argparse.Namespace) -> None:
 
 
 def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> None:
-    """Measure what has not been measured before, record, show."""
+    """Measure, record, show."""
     from selattn.evaluation import evaluate
     from selattn.evaluation.subjects import Subject
     from selattn.utils.records import provenance
@@ -172,7 +157,7 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
 
 
 def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
-    """Measure what has not been measured before, record, draw, show."""
+    """Measure, record, draw, show."""
     from selattn.evaluation import measure_tradeoff
     from selattn.utils.records import provenance
     from selattn.views.reports import tradeoff_report
@@ -196,7 +181,7 @@ def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
 
 
 def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
-    """Where a figure goes: where it is wanted, or beside the record; raises if it cannot go there."""
+    """The file of the figure: `--figure`, or beside the record; raises if it cannot be written."""
     path = figure or (None if record is None else record.with_suffix(".png"))
     if path is None:
         return None
@@ -209,7 +194,7 @@ def figure_beside(record: Path | None, figure: Path | None) -> Path | None:
 
 
 def measuring(args: argparse.Namespace, team: Team) -> dict[str, Any]:
-    """What both have in common: which rows, where the record goes, and what is shown meanwhile."""
+    """The arguments that `evaluate` and `measure_tradeoff` share."""
     from selattn.pruning import searched
     from selattn.utils.progress import Progress, Shown
 
@@ -219,7 +204,7 @@ def measuring(args: argparse.Namespace, team: Team) -> dict[str, Any]:
 
 
 def show_files(console: Console, **files: Path | None) -> None:
-    """Where they are, of those that were written: `recorded=...`, `drawn=...`."""
+    """Name the files that were written: `recorded=...`, `drawn=...`."""
     for what, file in files.items():
         if file:
             console.print(f"{what} in {file}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`selattn explore`: who masked whom and when it left the cache, as one page for the browser.
+"""`selattn explore`: which token masked which, and when it was evicted, as one page for the browser.
 
 The page is one file that needs no network: pick a layer and a position, click a token, drag the budgets, play the
 sequence, compare two models or policies. --serve shows it on this machine only, with a place for typing new text.
@@ -16,14 +16,14 @@ from selattn.cli import _options
 from selattn.errors import SelattnError
 
 if TYPE_CHECKING:
-    from selattn.evaluation.subjects import Subject
+    from selattn.evaluation import Subject
     from selattn.evaluation.traces import Run
     from selattn.views.explorer import Page
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn explore` and its options to the command line."""
-    parser = subparsers.add_parser("explore", help="see what is forgotten, in the browser", description=__doc__)
+    parser = _options.add_command(subparsers, "explore", "see what is forgotten, in the browser", __doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL[@BUDGETS[:POLICY]]", help="one, or two to be compared")
     parser.add_argument(
         "--text",
@@ -31,17 +31,15 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         metavar="FILE",
         help="a file, 'paper', or 'sample' (the model's own, if it has one)",
     )
-    parser.add_argument("--out", type=_options.path, metavar="FILE", help="write the page there")
-    parser.add_argument("--policies", nargs="+", metavar="POLICY", help="who leaves (default: selective h2o window+4)")
-    parser.add_argument(
-        "--budgets", type=_options.whole(2), nargs="+", metavar="K", help="tokens of each layer (default: powers of 2)"
+    _options.file(parser, "--out", "write the page there")
+    parser.add_argument("--policies", nargs="+", metavar="POLICY", help="(default: selective h2o window+4)")
+    _options.number(
+        parser, "--budgets", "the same in each layer (default: powers of 2)", least=2, metavar="K", nargs="+"
     )
-    parser.add_argument(
-        "--tokens", type=_options.whole(2), metavar="N", help="at most so many (default: the model's context size)"
-    )
+    _options.number(parser, "--tokens", "the most to read (default: the model's context size)", least=2)
     parser.add_argument("--serve", action="store_true", help="serve it on localhost, for typing new text")
     parser.add_argument(
-        "--port", type=_options.whole(0, 2**16 - 1), default=0, help="with --serve (default: any that is free)"
+        "--port", type=_options.whole(0, 2**16 - 1), default=0, metavar="N", help="of --serve (default: any free one)"
     )
 
 
@@ -69,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
-    """What makes a page of a text: the models are loaded once."""
+    """A function from a text to its page; the models are loaded once."""
     from selattn.cache import make_policy
     from selattn.evaluation.subjects import Subject
     from selattn.utils.progress import Shown
@@ -89,7 +87,7 @@ def _reader(args: argparse.Namespace) -> Callable[[str], Page]:
 
 
 def _view(subjects: Sequence[Subject]) -> str:
-    """What the page opens with: the budgets that were asked for, and both panes where the second model has some."""
+    """The view that the page opens with: the given budgets, and both panes if the second model has some."""
     from selattn.cache import make_policy
 
     parts: dict[str, str | int] = {}

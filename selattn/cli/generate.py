@@ -1,4 +1,4 @@
-"""`selattn generate`: continue a text with a model, its cache kept within budgets, and say what that cost."""
+"""`selattn generate`: continue a text with a model, its cache kept within budgets, and tell the speed and memory."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ COLDEST = 1e-6
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn generate` and its options to the command line."""
-    parser = subparsers.add_parser("generate", help="continue a text, with a pruned cache", description=__doc__)
+    parser = _options.add_command(subparsers, "generate", "continue a text, with a pruned cache", __doc__)
     parser.add_argument("model", metavar="MODEL", help="a model's folder, a run's folder, or zoo:NAME")
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", help="the text to continue; without it, standard input is read")
+    prompt.add_argument("--prompt", metavar="TEXT", help="the text to continue (default: standard input)")
     prompt.add_argument("--ids", help="the prompt as token ids, for a model without a tokenizer: '1 17 4'")
     parser.add_argument(
         "--budgets",
@@ -32,24 +32,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="how many tokens each layer may keep: 64, or 8,48,8, a budgets file, or the folder of a search",
     )
     parser.add_argument(
-        "--policy",
-        help="who leaves when a layer is full, or package.module:Class of your own (default: the model's, selective)",
+        "--policy", help="which token a full layer evicts, or package.module:Class of your own (default: the model's)"
     )
-    parser.add_argument("--max-new-tokens", type=_options.whole(1), default=100, metavar="N")
+    _options.number(parser, "--max-new-tokens", "the most to generate", 100)
     parser.add_argument(
         "--temperature",
         type=_options.at_least_0,
         default=0.0,
+        metavar="T",
         help="0, the default, always takes the likeliest token",
     )
-    parser.add_argument(
-        "--top-k",
-        type=_options.whole(0),
-        default=50,
-        metavar="N",
-        help="with a temperature: choose among the N likeliest, 0 for all (default: 50)",
-    )
-    parser.add_argument("--seed", type=_options.seed, default=0, help="with a temperature (default: 0)")
+    _options.number(parser, "--top-k", "with a temperature: draw from the N likeliest, 0 for all", 50, least=0)
+    _options.add_seed(parser, "with a temperature")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if budgets is not None:
         check_budgets(budgets, described, args.policy)
     elif described.budgets is None:
-        _options.refuse(args, ["policy"], "without --budgets nothing leaves")
+        _options.refuse(args, ["policy"], "without --budgets nothing is evicted")
     model = loaded.model
     prompt = read_prompt(loaded, args.prompt, args.ids)
     if described.longest is not None and len(prompt) + args.max_new_tokens > described.longest:
@@ -96,11 +90,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def write(prompt: list[int], tokens: Iterator[int], loaded: Loaded, text: bool) -> int:
-    """Print the prompt and the tokens as they come, as a text or as ids; how many tokens came."""
+    """Print the prompt and the tokens as they come, as a text or as ids; returns the number of tokens."""
     if not text:
-        found = list(tokens)
-        print(*prompt, *found, flush=True)
-        return len(found)
+        ids = list(tokens)
+        print(*prompt, *ids, flush=True)
+        return len(ids)
     import torch
     from transformers import TextStreamer
 
@@ -129,7 +123,7 @@ def cost(tokens: int, seconds: float, cache: KVCache, budgets: Budgets | None) -
 
 
 def read_prompt(loaded: Loaded, prompt: str | None, ids: str | None) -> list[int]:
-    """The tokens of a prompt, or of standard input; or those that `--ids` names."""
+    """The tokens of the prompt, of standard input, or of `--ids`."""
     if ids is not None:
         vocabulary = loaded.description.vocab_size
         words = ids.replace(",", " ").split()
@@ -139,16 +133,16 @@ def read_prompt(loaded: Loaded, prompt: str | None, ids: str | None) -> list[int
         return [int(word) for word in words]
     if not loaded.reads_text:
         raise SelattnError(f"{loaded.folder} has no tokenizer: give the prompt as token ids with --ids")
-    found: list[int] = loaded.tokenizer.hf(read_text(prompt)).input_ids
-    if not found:
+    tokens: list[int] = loaded.tokenizer.hf(read_text(prompt)).input_ids
+    if not tokens:
         raise SelattnError("the prompt is empty: give at least one token")
-    return found
+    return tokens
 
 
 def read_text(prompt: str | None) -> str:
-    """The prompt, or else standard input, which must be UTF-8 as well."""
+    """The prompt, or else standard input; both must be UTF-8."""
     if prompt is not None:
-        if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # how Python spells bytes that are not
+        if any("\ud800" <= letter <= "\udfff" for letter in prompt):  # Python's sign for bytes that are not UTF-8
             raise SelattnError("--prompt is not UTF-8: convert it with iconv")
         return prompt
     if sys.stdin is None:

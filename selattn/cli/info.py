@@ -1,28 +1,30 @@
 """`selattn info`: versions, threads, and which attention backends work here; or what a model consists of."""
 
+from __future__ import annotations
+
 import argparse
 import itertools
 import json
 from typing import TYPE_CHECKING, Any
 
+from selattn.cli._options import add_command
+
 if TYPE_CHECKING:
     from selattn.utils.tables import Table
 
-UNSHOWN = ("versions", "machine")  # in the tables; what a record says of these is in its file, and in `--json`
+UNSHOWN = ("versions", "machine")  # of a training record, in tables; they are in its file, and in `--json`
 LONGEST = 400  # characters of one value in a table
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn info` and its options to the command line."""
-    parser = subparsers.add_parser("info", help="versions and backends, or what a model is", description=__doc__)
-    parser.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a model's folder: its size, layers, parts and training record"
-    )
+    parser = add_command(subparsers, "info", "versions and backends, or what a model is", __doc__)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="shows its size, layers, parts and training record")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is found, about the machine or about the model."""
+    """Print the facts about the machine, or about the model."""
     found = collect() if args.model is None else collect_model(args.model)
     if args.json:
         print(json.dumps(found, indent=2))
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def collect() -> dict[str, dict[str, str | int | bool | None]]:
-    """Groups of facts; of backends and of the compiled library, None stands for available, else there is the reason."""
+    """Groups of facts; a backend or library that is available is None, another one the reason why not."""
     from selattn.ops.backends import dispatch
     from selattn.ops.backends.triton import selfcheck
     from selattn.utils import native, records
@@ -51,8 +53,8 @@ def collect() -> dict[str, dict[str, str | int | bool | None]]:
     }
 
 
-def table(group: str, facts: dict[str, Any]) -> "Table":
-    """The same as a table."""
+def table(group: str, facts: dict[str, Any]) -> Table:
+    """One group of facts about the machine as a table."""
     from selattn.utils import native
     from selattn.utils.tables import Table
 
@@ -85,7 +87,7 @@ def collect_model(name: str) -> dict[str, dict[str, Any]]:
     if files:
         found.check()
     if found.reads_text:
-        _ = found.tokenizer  # which says so if it does not fit
+        _ = found.tokenizer  # raises if it does not fit
     facts: dict[str, dict[str, Any]] = {
         "model": {
             "folder": str(folder),
@@ -103,8 +105,8 @@ def collect_model(name: str) -> dict[str, dict[str, Any]]:
     return facts
 
 
-def model_table(group: str, facts: dict[str, Any]) -> "Table":
-    """One group of them as a table."""
+def model_table(group: str, facts: dict[str, Any]) -> Table:
+    """One group of facts about a model as a table."""
     from selattn.utils.tables import Table, byte_size
 
     rows: list[tuple[str, ...]]

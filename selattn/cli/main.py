@@ -25,7 +25,7 @@ from selattn.cli import (
     train,
     zoo,
 )
-from selattn.cli._options import PLACEHOLDERS, CommandsFormatter, Parser
+from selattn.cli._options import PLACEHOLDERS, Parser
 from selattn.errors import SelattnError, advice
 
 COMMANDS = {
@@ -68,7 +68,6 @@ def build_parser() -> argparse.ArgumentParser:
         prog="selattn",
         description="Selective attention: tokens that decide which earlier tokens are no longer needed.",
         epilog=PLACEHOLDERS,
-        formatter_class=CommandsFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"selattn {__version__}")

@@ -1,7 +1,7 @@
 """`selattn prune`: find how few tokens each layer may keep, searched on some rows of a text and reported on others.
 
 The paper's greedy search: all layers begin with K = N; in each iteration the layer whose loss suffers least gives C
-tokens. Interrupt it at any time: the same command goes on. Under torchrun several processes share the rows out.
+tokens. An interrupted search is resumed by the same command. Under torchrun several processes share the rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
-from selattn.cli._options import SOURCES, add_text_options, check_reading, text_of
+from selattn.cli._options import SOURCES, add_command, add_text_options, check_reading, text_of
 from selattn.errors import require
 
 if TYPE_CHECKING:
@@ -22,36 +22,30 @@ if TYPE_CHECKING:
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn prune` and its options to the command line."""
-    parser = subparsers.add_parser("prune", help="find small budgets for the cache", description=__doc__)
+    parser = add_command(subparsers, "prune", "find small budgets for the cache", __doc__)
     parser.add_argument("model", metavar="MODEL", help="a model's folder, a run's folder, or zoo:NAME")
-    parser.add_argument("--data", required=True, metavar="TEXT", help=f"what to search on: {SOURCES}")
+    parser.add_argument("--data", required=True, metavar="TEXT", help=f"text to search on: {SOURCES}")
     parser.add_argument(
         "--until",
         action="append",
         required=True,
         metavar="WHAT",
         help="where to stop: baseline=MODEL (its loss), tolerance=NATS (above the unpruned loss), loss=NATS, factor=X, "
-        "tokens=TOTAL, or floor; of several the first that is met",
+        "tokens=TOTAL, or floor; may be repeated: the first that is met counts",
     )
-    parser.add_argument("--out", type=_options.path, metavar="FOLDER", help="of the search (default: runs/prune/MODEL)")
+    _options.file(parser, "--out", "folder of the search (default: runs/prune/MODEL)", "FOLDER")
     parser.add_argument("--lazy", action="store_true", help="evaluate only layers that can still win")
-    parser.add_argument(
-        "--step", type=_options.whole(1), default=8, metavar="C", help="tokens that a layer gives (default: 8)"
+    _options.number(parser, "--step", "tokens that a layer gives at a time", 8, metavar="C")
+    _options.number(
+        parser, "--floor", "then continue one token at a time, down to K (default: C)", least=2, metavar="K"
     )
-    parser.add_argument(
-        "--floor", type=_options.whole(2), metavar="K", help="go on, one token at a time, down to K (default: C)"
-    )
-    parser.add_argument("--policy", default="selective", help="who leaves when a layer is full (default: selective)")
-    parser.add_argument(
-        "--rows", type=_options.whole(1), default=32, metavar="N", help="rows to search on (default: 32)"
-    )
-    parser.add_argument("--report", metavar="TEXT", help="what to report on (default: other rows of --data)")
-    parser.add_argument("--report-rows", type=_options.whole(1), default=64, metavar="N", help="default: 64")
+    parser.add_argument("--policy", default="selective", help="eviction policy (default: selective)")
+    _options.number(parser, "--rows", "rows to search on", 32)
+    parser.add_argument("--report", metavar="TEXT", help="text to report on (default: other rows of --data)")
+    _options.number(parser, "--report-rows", "rows to report on", 64)
     parser.add_argument("--long", action="store_true", help="only documents that fill 90%% of the context")
-    parser.add_argument("--record", type=_options.path, metavar="FILE", help="where the record goes, too")
-    parser.add_argument(
-        "--save-model", type=_options.path, metavar="FOLDER", help="copy the model, with the budgets in its config"
-    )
+    _options.file(parser, "--record", "also write the record there")
+    _options.file(parser, "--save-model", "copy the model, with the budgets in its config", "FOLDER")
     _options.add_html(parser)
     add_text_options(parser)
 
@@ -89,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         )
     except KeyboardInterrupt:
         progress.end()
-        progress.console.print("stopped; the same command goes on from the last iteration")
+        progress.console.print("stopped; the same command resumes from the last iteration")
         return INTERRUPTED
     finally:
         progress.end()

@@ -3,6 +3,8 @@
 Under torchrun or accelerate the same command trains on many devices and machines.
 """
 
+from __future__ import annotations
+
 import argparse
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +20,10 @@ if TYPE_CHECKING:
     from selattn.training import Finished, RunConfig
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn train` and its options to the command line."""
-    parser = subparsers.add_parser("train", help="train a model: a named run, any field of it set", description=__doc__)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="name of the run, see --list, or MODULE:NAME")
+    parser = _options.add_command(subparsers, "train", "train a model", __doc__)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a name of --list, or MODULE:NAME")
     parser.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="a setting; `--set` itself may be left out"
     )
@@ -29,7 +31,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
     parser.add_argument("--resume", action="store_true", help="continue from the newest whole checkpoint")
     parser.add_argument("--overwrite", action="store_true", help="delete what the folder holds and start over")
     _options.add_html(parser)
-    parser.add_argument("--list", action="store_true", help="list the runs, or with RUN those that contain it")
+    parser.add_argument("--list", action="store_true", help="list the runs, with RUN those whose names contain it")
     parser.add_argument("--show", action="store_true", help="print the fields of the run, with their values")
 
 
@@ -40,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     return carry_out(args, find_run, {"Text on a laptop": RUNS})
 
 
-def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", groups: "Any") -> int:
+def carry_out(args: argparse.Namespace, find_run: Callable[[str], RunConfig], groups: Any) -> int:
     """The same with runs by other names."""
     from rich.console import Console
 
@@ -64,7 +66,7 @@ def carry_out(args: argparse.Namespace, find_run: "Callable[[str], RunConfig]", 
     return trained(config, args)
 
 
-def trained(config: "RunConfig", args: argparse.Namespace) -> int:
+def trained(config: RunConfig, args: argparse.Namespace) -> int:
     """Train with a bar, and say how it ended."""
     from rich.console import Console
 
@@ -91,7 +93,7 @@ def trained(config: "RunConfig", args: argparse.Namespace) -> int:
     return 0
 
 
-def write_report(finished: "Finished", file: "Path") -> None:
+def write_report(finished: Finished, file: Path) -> None:
     """The report of a run, from its record and its log."""
     from selattn.training.folder import LOG, MODEL, RECORD, read_log
     from selattn.utils.records import read_record
@@ -101,7 +103,7 @@ def write_report(finished: "Finished", file: "Path") -> None:
     training_report(record, read_log(finished.folder / LOG), str(finished.folder)).save(file)
 
 
-def summarize(console: "Console", finished: "Finished") -> None:
+def summarize(console: Console, finished: Finished) -> None:
     """The last evaluation and where the model is."""
     from selattn.training.record import shares, shown
 
@@ -114,9 +116,7 @@ def summarize(console: "Console", finished: "Finished") -> None:
     console.print(f"{record.tokens:,} tokens in {record.seconds:,.0f} s; the model is in {finished.folder}/model")
 
 
-def list_runs(
-    console: "Console", containing: str, groups: "Mapping[str, Mapping[str, Callable[[], RunConfig]]]"
-) -> None:
+def list_runs(console: Console, containing: str, groups: Mapping[str, Mapping[str, Callable[[], RunConfig]]]) -> None:
     """The runs in tables, one for each group of `title: {name: run}`."""
     from selattn.utils.tables import Table
 
@@ -135,23 +135,23 @@ def list_runs(
             console.print(Table(head, rows, title, left=[1], whole=[0]).rich())
 
 
-def size(model: "Mapping[str, Any]") -> str:
+def size(model: Mapping[str, Any]) -> str:
     """Layers and the size of a state; of T5 the layers of encoder and decoder."""
     if "num_decoder_layers" in model:
         return f"{model['num_layers']}+{model['num_decoder_layers']}×{model['d_model']}"
     return f"{model['num_hidden_layers']}×{model['hidden_size']}"
 
 
-def attention(kinds: "str | Sequence[str]") -> str:
-    """The kinds of the layers, repeated ones counted: `3 local:32, standard`."""
+def attention(kinds: str | Sequence[str]) -> str:
+    """The kinds of the layers, with counts: `3 local:32, standard`."""
     from itertools import groupby
 
     groups = [(kind, len(list(same))) for kind, same in groupby([kinds] if isinstance(kinds, str) else kinds)]
     return ", ".join(kind if count == 1 else f"{count} {kind}" for kind, count in groups)
 
 
-def show(console: "Console", config: "RunConfig") -> None:
-    """Every field that can be set, with its value and what it is."""
+def show(console: Console, config: RunConfig) -> None:
+    """Show every field that can be set, with its value and meaning."""
     from selattn.cli.settings import descriptions
     from selattn.training.config import fields
     from selattn.utils.tables import Table
@@ -165,4 +165,4 @@ def show(console: "Console", config: "RunConfig") -> None:
             for part in name.split("."):
                 value = getattr(value, part)
         rows.append((name, str(value), about.get(name, "")))
-    console.print(Table(("field", "value", "what it is"), rows, config.name, left=[1, 2], whole=[0]).rich())
+    console.print(Table(("field", "value", "meaning"), rows, config.name, left=[1, 2], whole=[0]).rich())

@@ -1,30 +1,25 @@
 """`selattn zoo`: the small trained models of the checkout, or of $SELATTN_ZOO. Any command takes one as `zoo:NAME`."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from selattn.cli._options import add_command
 
 RECORD = "training_record.json"
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[Any]") -> None:
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     """Add `selattn zoo` and its options to the command line."""
-    subparsers.add_parser("zoo", help="the small trained models", description=__doc__)
+    add_command(subparsers, "zoo", "the small trained models", __doc__)
 
 
 def run(args: argparse.Namespace) -> int:
     """List the models."""
     from rich.console import Console
 
-    list_models(Console(highlight=False))
-    return 0
-
-
-def list_models(console: "Console") -> None:
-    """The table of those that are there."""
     from selattn.errors import SelattnError
     from selattn.models.zoo import PREFIX, no_models, zoo_models
     from selattn.utils.tables import Table
@@ -33,12 +28,14 @@ def list_models(console: "Console") -> None:
     if not models:
         raise SelattnError(no_models())
     rows = [(PREFIX + name, *facts(folder)) for name, folder in models.items()]
+    console = Console(highlight=False)
     console.print(Table(("model", "trained on", "N", "tokens", "score", "MB"), rows, "zoo", left=[1], whole=[0]).rich())
     console.print("[dim]N: context; score: validation loss per token, or the share of right answers[/]")
+    return 0
 
 
 def facts(folder: Path) -> list[str]:
-    """What the table says of a model, from its config and the record of its training."""
+    """A row of the table, from the config and the training record of a model."""
     from selattn.training.record import TrainingRecord
     from selattn.utils.files import read_json
     from selattn.utils.records import read_body

@@ -1,8 +1,7 @@
-"""Several processes, started by torchrun, that do one thing: what one of them does for all, and sums over all.
+"""Several processes, started by torchrun, that share one evaluation or search.
 
-Evaluation shares the batches of a text out among them. Each batch is computed whole by one process, in the same way as
-a single process would; only the sums of the batches are exchanged. They are added without rounding in between, so the
-result does not depend on the number of processes.
+Each batch of a text is computed whole by one process, as a single process would; only the sums of the batches are
+exchanged. They are added without rounding in between, so the result does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class Team:
         """The sum of the values of all processes, rounded once."""
         if self.size == 1:
             return math.fsum(values)
-        found: list[list[float]] = [[] for _ in range(self.size)]
-        dist.all_gather_object(found, list(values))
-        return math.fsum(value for part in found for value in part)
+        parts: list[list[float]] = [[] for _ in range(self.size)]
+        dist.all_gather_object(parts, list(values))
+        return math.fsum(value for part in parts for value in part)
 
     def by_one(self, act: Callable[[], _T]) -> _T:
-        """Let the leading process act, and all of them know what came of it, also if that is bad input."""
+        """Let the leading process act; all of them return its result, or raise its refusal."""
         if self.size == 1:
             return act()
         box: list[object] = [None, None]
@@ -77,6 +76,6 @@ class Team:
         return box[0]  # type: ignore[return-value]
 
     def close(self) -> None:
-        """The end of working together."""
+        """End the group of processes."""
         if self.size > 1 and dist.is_initialized():
             dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, by one process at a time; reading JSON of a user's."""
+"""Files and folders that are written whole or not at all, by one process at a time; locks; JSON."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CANNOT_LOCK = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # some network di
 
 @contextmanager
 def writing(path: Path, advice: str = "") -> Iterator[None]:
-    """Turn what the system says against writing `path` into one line; `advice` is what the user can do."""
+    """Turn an error of the system at writing `path` into one line, which ends with `advice`."""
     try:
         yield
     except OSError as error:
@@ -32,17 +32,17 @@ def writing(path: Path, advice: str = "") -> Iterator[None]:
 
 
 def check_ordinary(path: Path) -> None:
-    """Raise for a device or a pipe: what is written whole takes the place of what was there, /dev/null included."""
+    """Raise for a device or a pipe: the new file would replace it, /dev/null included."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise SelattnError(f"cannot write {path}: it is no ordinary file; give the name of a file")
 
 
 @contextmanager
 def replacing(path: Path, advice: str = "") -> Iterator[Path]:
-    """The name of a file to write, which then takes the place of `path`; folders above are made.
+    """The name of a file to write, which then replaces `path`; folders above are made.
 
-    After a power cut there is the old file or the new one, and after an error, an interrupt included, the old one.
-    After a kill `NAME.part` may be left; the next attempt overwrites it.
+    After a power cut there is the old file or the new one, and after an error or an interrupt the old one. After a kill
+    `NAME.part` may be left; the next attempt overwrites it.
     """
     part = path.with_name(path.name + ".part")
     with writing(path, advice):
@@ -77,7 +77,7 @@ def write_json(path: Path, content: object, advice: str = "") -> None:
 
 
 def _not_finite(content: object, at: str = "") -> str | None:
-    """The first number that is none, by its place: `models[0].loss is nan`."""
+    """The first number that is not finite, with its place: `models[0].loss is nan`."""
     if isinstance(content, float) and not math.isfinite(content):
         return f"{at or 'it'} is {content}"
     parts: list[tuple[str, object]] = []
@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def digest(files: Iterable[Path]) -> str:
-    """A checksum of what the files hold, in their order; their names do not matter."""
+    """A checksum of the contents of files, in their order; their names do not matter."""
     found = hashlib.blake2b(digest_size=16)
     for file in files:
         with file.open("rb") as opened:
@@ -120,13 +120,13 @@ def digest(files: Iterable[Path]) -> str:
 
 
 def cache_folder() -> Path:
-    """Where token stores and trained tokenizers are kept: $SELATTN_CACHE, or else ~/.cache/selattn."""
+    """The folder of token stores and trained tokenizers: $SELATTN_CACHE, or else ~/.cache/selattn."""
     return Path(os.environ.get(VARIABLE) or "~/.cache/selattn").expanduser()
 
 
 @contextmanager
 def folders_for(folder: Path) -> Iterator[None]:
-    """Make a folder and those above it; of those that it has made, the ones that end up empty are removed again."""
+    """Make a folder and those above it; those that were made and end up empty are removed again."""
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,11 +141,10 @@ def folders_for(folder: Path) -> Iterator[None]:
 def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
     """Make the folder `path` by letting `fill` write into another one, which is then renamed.
 
-    Whatever goes wrong, an interrupt included, nothing is left behind. After a kill the half-filled folder stays, under
-    a name that nobody reads, and the next attempt removes it. Of several processes that want the same folder one fills
-    it and the others wait.
+    After an error or an interrupt nothing is left behind. After a kill the half-filled folder stays, under another
+    name, and the next attempt removes it. Of several processes one fills the folder and the others wait.
 
-    Returns whether it was filled here; False means that it was there, or that another process has made it meanwhile.
+    Returns whether it was filled here; False if it exists, or if another process has made it meanwhile.
     """
     part, lock = (path.with_name(path.name + end) for end in (".part", LOCK))
     elsewhere = f"set {VARIABLE} to a folder on another disk"
@@ -159,7 +158,7 @@ def make_folder(path: Path, fill: Callable[[Path], None]) -> bool:
         with locked(lock):
             if path.exists():  # another process has made it meanwhile
                 return False
-            _remove(part)  # of a process that was killed: whoever has the lock is alone
+            _remove(part)  # of a process that was killed: the lock is held here
             part.mkdir()
             try:
                 fill(part)
@@ -184,11 +183,7 @@ def _remove(path: Path) -> None:
 
 
 class Lock:
-    """A claim that is taken when there is something to claim.
-
-    Args:
-        file: the lock file. It is there while the claim is held; a process that is killed leaves it behind, unlocked.
-    """
+    """A lock file, which is there while the lock is held; a killed process leaves it behind, unlocked."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -196,12 +191,12 @@ class Lock:
         self.held = False
 
     def take(self, refusal: str | None = None) -> None:
-        """Claim it. If another has it, raise `refusal`; with None wait for it."""
+        """Take it. If another process has it, raise `refusal`; with None wait for it."""
         if not self._take(wait=refusal is None):
             raise SelattnError(str(refusal))
 
     def take_if_free(self) -> bool:
-        """Claim it unless another has it; whether it is claimed."""
+        """Take it unless another process has it; returns whether it was taken."""
         return self._take(wait=False)
 
     def _take(self, wait: bool) -> bool:
@@ -213,15 +208,15 @@ class Lock:
             except OSError as error:
                 if error.errno not in _CANNOT_LOCK:
                     raise
-                # Nobody can tell there whether another process is at work.
+                # Such a disk has no locks.
         self.held = True
         return True
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release it."""
         if self.held:
             with suppress(OSError):  # of a folder that is gone
-                self.file.unlink()  # while it is locked: one who waits sees that his file is gone, and makes a new one
+                self.file.unlink()  # while locked: a waiting process sees that it is gone, and makes a new one
             self._lock.release()
             self.held = False
 

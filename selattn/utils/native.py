@@ -76,7 +76,7 @@ def target() -> str | None:
 
 
 def _wrong_target() -> str | None:
-    """What is wrong with SELATTN_TARGET, if it is set: the library would take another instruction set silently."""
+    """The line for a wrong SELATTN_TARGET: the library would silently use another instruction set."""
     wanted = os.environ.get("SELATTN_TARGET")
     if wanted is None or target() in (None, wanted):
         return None
@@ -107,12 +107,12 @@ class Struct:
 
     @property
     def size(self) -> int:
-        """How many bytes the struct has."""
+        """In bytes."""
         return self._packer.size
 
     def pack(self, **values: Any) -> bytes:
         """The bytes of the struct. The caller keeps the tensors alive as long as the library reads them."""
-        # Every step of decoding passes here: as few looks as can be. As many fields, and each of them found: the same.
+        # Runs at every step of decoding. All fields are there, and the number is the same: so there are no others.
         try:
             flat: list[Any] = list(self._in_order(values))
         except KeyError:
@@ -137,7 +137,7 @@ class Struct:
 
 @cache
 def struct(name: str) -> Struct:
-    """The library's struct of that name."""
+    """The struct of that name, as the library lays it out."""
     fields = _ask("selattn_fields", name, ctypes.c_char_p)
     found = Struct(name, fields.decode())
     assert found.size == constant(f"sizeof({name})"), f"struct {name} is laid out in another way than here"

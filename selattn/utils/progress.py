@@ -1,7 +1,6 @@
 """Progress of long work: a bar in a terminal, lines elsewhere, in one style.
 
-Functions that take long have an argument `progress`: an object that is told what begins, what is done, and what has
-happened. `Progress` shows nothing; `Shown` is for people.
+Functions that take long have an argument `progress`: `Progress` shows nothing, `Shown` is for people.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """Is told how something proceeds, and shows nothing."""
+    """Shows nothing."""
 
     shows = False
 
@@ -37,34 +36,29 @@ class Progress:
         sure: bool = True,
         every: float = 10.0,
     ) -> None:
-        """Something begins; what was shown before ends.
+        """Work begins; what was shown before ends.
 
         Args:
             total: how much there is to do; None if that is not known.
-            title: what is being done, or what is counted.
+            title: of the work, or the unit that is counted.
             done: how much was done before.
-            heading: where there is a bar, a line above it.
-            sure: whether it ends at the total; else the time left is an upper bound.
+            heading: a line above the bar.
+            sure: whether the work ends at the total; else the time left is an upper bound.
             every: seconds between two lines, where there is no bar.
         """
 
     def advance(self, by: float = 1, text: str | None = None) -> None:
-        """So much more is done; `text` is what is known so far."""
+        """More is done; `text` is shown beside the count."""
 
     def say(self, text: str) -> None:
-        """Something has happened that deserves a line of its own."""
+        """Show a line of its own."""
 
     def end(self) -> None:
-        """The work has ended, in whatever way; called again it does nothing."""
+        """The work has ended, in whatever way; may be called again."""
 
 
 class Shown(Progress):
-    """A bar in a terminal; elsewhere a line now and then, where there is something to tell.
-
-    Args:
-        console: where; None for standard error.
-        keep: leave a bar there at its end, rather than remove it.
-    """
+    """A bar in a terminal, which `keep` leaves there at its end; elsewhere a line now and then, if it has a text."""
 
     shows = True
 
@@ -105,7 +99,6 @@ class Shown(Progress):
             self._tell(text)
 
     def _tell(self, text: str) -> None:
-        """Print a line unless one was printed a moment ago."""
         now = time.monotonic()
         first, before = self._began = self._began or (now, self._done)
         if self._said is not None and now - self._said < self._every:
@@ -129,16 +122,10 @@ class Shown(Progress):
 
 
 class ProgressLine:
-    """`title  12/100  ━━━━  text  left 0:00:10`; a spinner and the time so far where the end is not known.
+    """`title  12/100  ━━━━  text  left 0:00:10`; a spinner and the time so far where the total is not known.
 
-    Args:
-        title: what is being done.
-        total: how much there is to do; None if that is not known.
-        completed: what was done before.
-        shown: False shows nothing, in a terminal either.
-        left: what stands before the time that is left.
-        keep: leave the line there at the end, rather than remove it.
-        console: where it is shown; None for standard error.
+    Shown only in a terminal, unless `shown` is False. `left` stands before the time that is left; `keep` leaves the
+    line there at the end.
     """
 
     def __init__(
@@ -166,26 +153,25 @@ class ProgressLine:
         self._task = self._bar.add_task(title, total=total, completed=int(completed), text="")
 
     def start(self) -> ProgressLine:
-        """Show it; `with` does that, too."""
+        """Show it; `with` does so, too."""
         self._bar.start()
         return self
 
     __enter__ = start
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Show it no longer, or leave it as it is."""
         self.close()
 
     def close(self) -> None:
-        """The same; called again it does nothing."""
+        """End it; may be called again."""
         self._bar.stop()
 
     def advance(self, by: float = 1) -> None:
-        """So much more is done."""
+        """More is done."""
         self._bar.advance(self._task, by)
 
     def update(self, completed: float | None = None, text: str | None = None, title: str | None = None) -> None:
-        """So much is done; what has been found so far; what is being done now."""
+        """Set what is done, the text behind the bar, and the title."""
         self._bar.update(self._task, completed=completed, description=title)
         if text is not None:
             self._bar.update(self._task, text=text)

@@ -30,33 +30,23 @@ PACKAGES = (
     *("rich", "tensorboard", "numpy", "filelock", "lm-eval", "triton"),
 )
 
-# Fields of records that hold paths as the user wrote them, also inside words such as `FIELD=PATH` and `MODEL@PATH`.
+# Fields of records that may hold paths, also inside words such as `FIELD=PATH` and `MODEL@PATH`.
 PATHS = ("data", "model", "record", "search", "set", "settings", "skip", "source", "teacher", "text", "texts", "until")
 _ABSOLUTE = re.compile(r"(?:^|(?<=[=@,:]))/(?!/)[^=@,:\n]*")
 
-# What decides a result; `revision` says whether any of it differs from its commit.
+# The code that decides a result; `revision` says whether any of it differs from its commit.
 CODE = ("selattn", "csrc", "benchmarks", "pyproject.toml", "setup.py")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Provenance:
-    """What every record begins with.
+    """The beginning of every record."""
 
-    Attributes:
-        command: the command line, its absolute paths as `portable` has them.
-        date: UTC.
-        seed: or seeds, where several make one record.
-        commit: of the code; None outside a checkout, and in records from before it was noted.
-        dirty: whether the code differed from that commit.
-        versions: of everything that can change a result.
-        machine: what it was measured on.
-    """
-
-    command: str
-    date: str
-    seed: int | list[int | None] | None
-    commit: str | None = None
-    dirty: bool | None = None
+    command: str  # the command line, with portable paths
+    date: str  # UTC
+    seed: int | list[int | None] | None  # or seeds, where several make one record
+    commit: str | None = None  # None outside a checkout, and in early records
+    dirty: bool | None = None  # whether the code differed from that commit
     versions: dict[str, str]
     machine: Mapping[str, str | int | float | bool | None]
 
@@ -98,11 +88,10 @@ def machine() -> dict[str, str | int | bool]:
 
 @cache
 def revision() -> Revision:
-    """The git commit of the code that runs, and whether that code has been changed since.
+    """The git commit of the code that runs, and whether that code has changed since; None outside a checkout.
 
-    `commit` and `dirty` are None where the package is installed outside a checkout. `dirty` is about code and settings
-    (`CODE`), not about records and documents, so that writing one record does not make the next one dirty. Asked once:
-    what was loaded does not change when the checkout does.
+    Only `CODE` counts, so that writing one record does not make the next one dirty. Asked once: the code that was
+    loaded does not change when the checkout does.
     """
     root = Path(__file__).parents[2]
 
@@ -121,7 +110,7 @@ def revision() -> Revision:
 
 
 def check_output(path: Path | None) -> None:
-    """Whether a file can be written there, as far as that can be told: before long work rather than after it."""
+    """Raise if a file cannot be written there, as far as can be told: before long work rather than after it."""
     if path is None:
         return
     check_parents(path)
@@ -131,7 +120,7 @@ def check_output(path: Path | None) -> None:
 
 
 def check_parents(path: Path) -> None:
-    """Whether a file or folder can be made there, as far as the folders above it say."""
+    """Raise if the folders above do not allow a file or folder there."""
     try:
         above = next(folder for folder in path.absolute().parents if folder.exists())
     except OSError as error:
@@ -165,7 +154,7 @@ def write_record(path: str | Path, body: object, seed: int | Sequence[int | None
 
 
 def portable(word: str) -> str:
-    """A word of a command whose absolute paths are relative below the working directory, and elsewhere a name alone."""
+    """A word of a command with its absolute paths made relative to the working directory, or cut to the last name."""
 
     def shown(match: re.Match[str]) -> str:
         path = Path(match[0])
@@ -178,7 +167,7 @@ def portable(word: str) -> str:
 
 
 def portable_fields(body: Any) -> Any:
-    """The same JSON with the paths in the fields `PATHS` made portable: a word, a list of words, or words by name."""
+    """The same JSON with the paths in the fields `PATHS` made portable."""
     if isinstance(body, list):
         return [portable_fields(each) for each in body]
     if not isinstance(body, dict):
@@ -197,7 +186,7 @@ def _portable_words(value: Any) -> Any:
 
 
 def provenance(seed: int | Sequence[int | None] | None) -> Provenance:
-    """Of what is measured in this process."""
+    """The beginning of a record that this process writes."""
     return Provenance(
         command=shlex.join(map(portable, command_line())),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -209,7 +198,7 @@ def provenance(seed: int | Sequence[int | None] | None) -> Provenance:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """What `write_record` wrote, as JSON has it."""
+    """The JSON that `write_record` wrote."""
     try:
         found = json.loads(Path(path).read_text())
     except OSError as error:
@@ -222,12 +211,12 @@ def read_record(path: str | Path) -> dict[str, Any]:
 
 
 def read_body(path: str | Path, kind: type[T]) -> T:
-    """What `write_record` wrote, as the dataclass that it was; one line if it is a record of something else."""
+    """The dataclass that `write_record` wrote; raises if the record is of another kind."""
     return as_body(read_record(path), kind, path)
 
 
 def as_body(record: Mapping[str, Any], kind: type[T], path: str | Path = "the record") -> T:
-    """A record that was read as the dataclass that it was; `path` is what it is called if something is wrong."""
+    """The dataclass of a record that was read; `path` stands in messages."""
     try:
         return from_json(kind, record)
     except SelattnError as error:
@@ -244,7 +233,7 @@ def _written_by(record: Mapping[str, Any]) -> str:
 
 
 def command_line() -> list[str]:
-    """The command line as a reader would type it, free of this machine's folders."""
+    """The command line without this machine's folders."""
     program = Path(sys.argv[0])
     if program.name == "__main__.py":
         return ["python", "-m", program.parent.name, *sys.argv[1:]]
@@ -258,11 +247,9 @@ def command_line() -> list[str]:
 
 
 def _processor() -> str:
-    """The processor's name; Linux hides it in /proc."""
-    try:
+    """The processor's name, which Linux has in /proc only."""
+    with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
     return platform.processor() or platform.machine()

@@ -16,29 +16,17 @@ _SPECIAL = re.compile(r"([&%$#_{}])")
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names its rows.
+    """A table whose first column names its rows."""
 
-    Attributes:
-        head: of the columns; without any the table has no headings.
-        rows: as many texts in each as there are columns.
-        title: above it.
-        notes: below it, in Markdown and LaTeX.
-        whole: columns that are never broken, in a terminal; those of numbers never are.
-        strong: rows that stand out, counted from 0.
-        left: columns beside the first whose texts begin at the left; the others are aligned like numbers.
-        sections: rows with a line above them, in a terminal.
-        styles: of cells by (row, column), as rich has them, in a terminal.
-    """
-
-    head: Sequence[str]
+    head: Sequence[str]  # of the columns; empty for a table without headings
     rows: Sequence[Sequence[str]]
-    title: str = ""
-    notes: Sequence[str] = ()
-    strong: Sequence[int] = ()
-    whole: Sequence[int] = ()
-    left: Sequence[int] = ()
-    sections: Sequence[int] = ()
-    styles: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    title: str = ""  # above it
+    notes: Sequence[str] = ()  # below it, in Markdown and LaTeX
+    strong: Sequence[int] = ()  # rows that stand out, counted from 0
+    whole: Sequence[int] = ()  # columns whose cells are never broken, in a terminal; those of numbers never are
+    left: Sequence[int] = ()  # columns beside the first that are aligned at the left; others are aligned like numbers
+    sections: Sequence[int] = ()  # rows with a line above them, in a terminal
+    styles: Mapping[tuple[int, int], str] = field(default_factory=dict)  # of cells (row, column), in a terminal
 
     def rich(self) -> RichTable:
         """For `rich.print`."""
@@ -68,7 +56,7 @@ class Table:
         return table
 
     def grid(self) -> str:
-        """Rows and columns alone, in Markdown; what looks like a tag, such as <BOS>, is shown as it is."""
+        """Rows and columns alone, in Markdown; a text like <BOS> is no tag."""
         lines = [f"| {' | '.join(each)} |".replace("<", "&lt;") for each in (self.head, *self.rows)]
         return "\n".join([lines[0], f"|{' --- |' * len(self.head)}", *lines[1:]]) + "\n"
 

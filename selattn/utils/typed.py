@@ -1,7 +1,7 @@
-"""JSON as typed objects: what is missing, or of another kind, is said by its place, `curves[0].points`.
+"""JSON as typed objects; an error names the place of a missing or wrong value, `curves[0].points`.
 
-A dataclass stands for an object of JSON. Fields with a default may be missing, and what no field names is left alone:
-so what an earlier or a later version wrote is read as far as it says the same.
+A dataclass stands for an object of JSON. Fields with a default may be missing, and unknown fields are ignored: so the
+files of earlier and later versions can be read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ T = TypeVar("T")
 
 
 class MissingError(Exception):
-    """A field is not there.
-
-    Attributes:
-        place: of the object that lacks it; empty for the whole.
-        field: its name.
-    """
+    """A field is missing: its name, and the place of the object that lacks it, empty for the whole."""
 
     def __init__(self, place: str, field: str) -> None:
         super().__init__(f"{place or 'it'} lacks {field!r}")
@@ -30,31 +25,26 @@ class MissingError(Exception):
 
 
 class KindError(Exception):
-    """A value is of another kind than it should be; says where, and what it should be."""
+    """A value is of the wrong kind; the message says where, and the right kind."""
 
 
 def from_json(kind: type[T], value: object) -> T:
-    """A value of JSON as an object of type `kind`: a dataclass, or what its fields are made of.
-
-    Raises `MissingError` or `KindError`.
-    """
-    found: T = _read(kind, value, "")
-    return found
+    """A value of JSON as `kind`: a dataclass, or a type of its fields. Raises `MissingError` or `KindError`."""
+    made: T = _read(kind, value, "")
+    return made
 
 
 def if_any(**default: Any) -> Any:
-    """A field of a dataclass that is written only if there is something in it; takes what `dataclasses.field` takes."""
+    """A field of a dataclass that is not written if it is empty; its arguments are those of `dataclasses.field`."""
     return dataclasses.field(**default, metadata={"if any": True})
 
 
 def to_json(value: Any) -> Any:
     """A dataclass, or anything made of them, as JSON has it."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = {at: getattr(value, at.name) for at in dataclasses.fields(value)}
         empty: tuple[object, ...] = (None, {}, (), [])
-        return {
-            at.name: to_json(each) for at, each in found.items() if not at.metadata.get("if any") or each not in empty
-        }
+        fields = [(at, getattr(value, at.name)) for at in dataclasses.fields(value)]
+        return {at.name: to_json(each) for at, each in fields if not at.metadata.get("if any") or each not in empty}
     if isinstance(value, Mapping):
         return {key: to_json(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -98,7 +88,7 @@ def _read_fields(kind: Any, value: object, at: str) -> Any:
 
 
 def _read_first(kinds: Sequence[Any], value: object, at: str) -> Any:
-    """The first kind that fits; if none does, what is wrong by the last of them that is no `None`."""
+    """The first kind that fits; if none does, the error of the last kind other than `None`."""
     wrong: Exception | None = None
     for kind in kinds:
         try:
@@ -116,7 +106,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _key(kind: Any, key: str) -> Any:
-    """JSON has texts for keys only."""
+    """Keys of JSON are texts."""
     return int(key) if kind is int else key
 
 
@@ -125,7 +115,6 @@ def _place(at: str, name: str) -> str:
 
 
 def _name(kind: Any) -> str:
-    """A kind as a reader would say it."""
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", types.NoneType: "nothing"}
     origin = get_origin(kind) or kind
     if origin in (list, tuple, Sequence):
@@ -135,10 +124,10 @@ def _name(kind: Any) -> str:
 
 def flat(values: Mapping[str, Any], above: str = "") -> list[tuple[str, Any]]:
     """Nested settings by one name each: `optimizer.lr`."""
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
-            found += flat(value, f"{above}{name}.")
+            pairs += flat(value, f"{above}{name}.")
         else:
-            found.append((f"{above}{name}", value))
-    return found
+            pairs.append((f"{above}{name}", value))
+    return pairs

@@ -1,27 +1,213 @@
-"""The reports of `selattn train`, `prune` and `eval`, and the tables that they share with the terminal."""
+"""Reports of `selattn train`, `prune` and `eval`: one HTML file each, which opens from disk and needs no network.
+
+A report is made of blocks, each of which turns into HTML by itself, as `selattn.utils.tables.Table` does; whatever a
+user wrote stays text. Some tables are also shown in the terminal.
+"""
 
 from __future__ import annotations
 
+import base64
+import html
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
-from selattn.evaluation.compare import Comparison, Evaluated
-from selattn.evaluation.tradeoff import AtLoss, Tradeoff
-from selattn.pruning.run import SearchRecord
+from selattn.utils.files import write_text
 from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table
-from selattn.utils.typed import to_json
-from selattn.views.report import Headline, Paragraph, Picture, Report, Section, how_it_was_made
+from selattn.utils.typed import flat, to_json
+
+if TYPE_CHECKING:
+    from selattn.evaluation.compare import Comparison, Evaluated
+    from selattn.evaluation.tradeoff import AtLoss, Tradeoff
+    from selattn.pruning.run import SearchRecord
+    from selattn.views.explorer import Page
 
 Record = Mapping[str, Any]
 
+MOST_SVG = 400_000  # bytes; a figure with more strokes than that is drawn as pixels
+PIXELS = 96  # of an inch, as CSS counts
+_HERE = Path(__file__).parent
+_PLACE = re.compile(r"/\*\{(\w+)\}\*/")
+
+
+class Block(Protocol):
+    """A part of a section."""
+
+    def html(self) -> str:
+        """The block as an HTML element."""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A few sentences, plain; `kind` is "", "lead" (large, below a title) or "note" (small)."""
+
+    text: str
+    kind: str = ""
+
+    def html(self) -> str:
+        return f"<p{_class(self.kind)}>{html.escape(self.text)}</p>"
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The few numbers that matter, large, each with its meaning."""
+
+    numbers: Sequence[tuple[str, str]]
+
+    def html(self) -> str:
+        cards = "".join(
+            f"<div><b>{html.escape(n)}</b><span>{html.escape(what)}</span></div>" for n, what in self.numbers
+        )
+        return f'<div class="headline">{cards}</div>'
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names and values, folded away below a title: settings, versions, the machine."""
+
+    title: str
+    values: Mapping[str, Any]
+
+    def html(self) -> str:
+        rows = "".join(
+            f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(_plain(value))}</dd></div>"
+            for name, value in flat(self.values)
+        )
+        return f"<details><summary>{html.escape(self.title)}</summary><dl>{rows}</dl></details>"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Preformatted text: a command, or with `prose` a continuation, whose lines break between words."""
+
+    text: str
+    caption: str = ""
+    prose: bool = False
+
+    def html(self) -> str:
+        caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
+        return f"<figure>{caption}<pre{_class('prose' if self.prose else '')}>{html.escape(self.text)}</pre></figure>"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of matplotlib with a caption below it; `says` describes it for those who cannot see it."""
+
+    figure: Any
+    caption: str
+    says: str
+
+    def html(self) -> str:
+        from selattn.views.plot.style import figure_bytes
+
+        kind, data = "svg+xml", figure_bytes(self.figure, "svg")
+        if len(data) > MOST_SVG:
+            kind, data = "png", figure_bytes(self.figure, "png", dpi=2 * PIXELS)
+        width, height = (round(PIXELS * inches) for inches in self.figure.get_size_inches())
+        source = f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+        return (
+            f'<figure><div class="wide"><img src="{source}" width="{width}" height="{height}" '
+            f'alt="{html.escape(self.says, quote=True)}"></div>'
+            f"<figcaption>{html.escape(self.caption)}</figcaption></figure>"
+        )
+
+
+@dataclass(frozen=True)
+class Explorer:
+    """An explorer's page in a frame that is cut off from the report; it opens with `view`."""
+
+    page: Page
+    caption: str
+    view: str = ""
+
+    def html(self) -> str:
+        return f"<figure><figcaption>{html.escape(self.caption)}</figcaption>{self.page.frame(self.view)}</figure>"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A titled part of a report."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One page, which begins with links to its sections."""
+
+    title: str
+    lead: str  # one or two sentences below the title
+    blocks: Sequence[Block]  # in front of the sections
+    sections: Sequence[Section]
+
+    def html(self) -> str:
+        """The whole document as one file, styles included."""
+        titled = [(number, html.escape(each.title), each) for number, each in enumerate(self.sections, 1)]
+        held = {
+            "theme": (_HERE / "theme.css").read_text("utf-8"),
+            "style": (_HERE / "report.css").read_text("utf-8"),
+            "title": html.escape(self.title),
+            "lead": html.escape(self.lead),
+            "blocks": _all(self.blocks),
+            "links": "".join(f'<li><a href="#s{number}">{title}</a></li>' for number, title, _ in titled),
+            "sections": "".join(
+                f'<section id="s{number}"><h2>{title}</h2>{_all(each.blocks)}</section>'
+                for number, title, each in titled
+            ),
+        }
+        return _PLACE.sub(lambda place: held[place[1]], (_HERE / "report.html").read_text("utf-8"))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page, whole or not at all."""
+        path = Path(path)
+        write_text(path, self.html())
+        return path
+
+
+def how_it_was_made(made: Provenance, settings: Mapping[str, Any], about: str = "") -> Section:
+    """The last section of every report: the command, settings, versions and machine of its record."""
+    commit = made.commit or "not known: the package was installed outside a checkout"
+    changed = " (the code had been changed since)" if made.dirty else ""
+    run = {"date": made.date, "seed": made.seed, "commit": f"{commit}{changed}"}
+    return Section(
+        "How this was made",
+        [
+            Listing(made.command, "The command"),
+            *([Paragraph(about, "note")] if about else []),
+            Facts("Settings", settings),
+            Facts("Run, versions and machine", {**run, **made.versions, **made.machine}),
+        ],
+    )
+
+
+def _all(blocks: Sequence[Block]) -> str:
+    return "\n".join(block.html() for block in blocks)
+
+
+def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _class(name: str) -> str:
+    return f' class="{name}"' if name else ""
+
 
 def comparison_report(found: Comparison, made: Provenance) -> Report:
-    """How good models are, and what that costs."""
+    """Of `selattn eval`: loss, multiple choice, memory and speed of models."""
     models = found.models
     words = (
-        "Tokens that a layer holds, a mean over the layers. The factor is how many times less that is than the whole "
-        "context in every layer."
+        "Tokens that a layer holds, a mean over the layers. The factor says how many times fewer they are than the "
+        "whole context."
     )
     sections = [
         *([Section("Loss on text", [losses(models), *against_memory(models)])] if models[0].text else []),
@@ -75,8 +261,8 @@ def tasks_table(models: Sequence[Evaluated]) -> Table:
 
 
 def memory(models: Sequence[Evaluated]) -> Table:
-    """What the caches hold."""
-    head = ["model", "context", "tokens held", "less memory", "K of each layer", "who leaves"]
+    """The tokens that the caches hold."""
+    head = ["model", "context", "tokens held", "less memory", "K of each layer", "policy"]
     rows = []
     for one in models:
         limits = one.budgets if isinstance(one.budgets, tuple) else (one.budgets,)
@@ -86,7 +272,7 @@ def memory(models: Sequence[Evaluated]) -> Table:
 
 
 def decoding(models: Sequence[Evaluated]) -> Table:
-    """Bytes and speed, each with what the steps ranged over."""
+    """Bytes and speed, with the quartiles over the steps."""
     rows, caption = [], ""
     for one in models:
         found = one.decoding
@@ -94,12 +280,12 @@ def decoding(models: Sequence[Evaluated]) -> Table:
         low, high = found.quartiles
         speed = f"{found.tokens_per_second:,.1f} ({low:,.1f} to {high:,.1f})"
         rows.append([one.model, f"{found.cache_bytes:,}", f"{found.full_bytes:,}", speed])
-        caption = f"Token by token, batch {found.batch}, up to {found.context:,} tokens; half of the steps lie between"
+        caption = f"Token by token, batch {found.batch}, up to {found.context:,} tokens, with quartiles"
     return Table(["model", "bytes of the cache", "of a whole one", "tokens per second"], rows, caption)
 
 
 def tradeoff_report(found: Tradeoff, made: Provenance) -> Report:
-    """Loss against the size of the cache."""
+    """Of `selattn eval --curve`: loss against the size of the cache."""
     from selattn.views import plot
 
     base = found.baseline
@@ -139,19 +325,19 @@ def _percent(share: float, error: float | None) -> str:
 
 
 def _factor(reached: AtLoss | None) -> str:
-    """The memory factor at the baseline's loss; a curve that ends below that loss gives a lower bound."""
+    """A curve that ends below the baseline's loss gives a lower bound."""
     return "-" if reached is None else f"{'≥ ' if reached.at_least else ''}{reached.memory_factor:.2f}"
 
 
 def search_report(found: SearchRecord, made: Provenance) -> Report:
-    """How few tokens each layer can keep, what that costs, and the whole path."""
+    """Of `selattn prune`: how few tokens each layer can keep, the loss, and the path of the search."""
     reported = found.report
     settings = {name: to_json(getattr(found, name)) for name in ("until", "policy", "procedure", "text", "rows")}
     return Report(
         title=f"{found.model}: how little it can remember",
         lead=(
-            "Every layer may keep so many tokens of the text and no more. The search takes tokens away where that "
-            "hurts least, until the threshold is reached."
+            "Every layer has a budget, the most tokens it may keep. The search lowers the budgets where the loss "
+            "suffers least, until the threshold is reached."
         ),
         blocks=[
             Headline(
@@ -194,12 +380,11 @@ def budgets(found: Sequence[int], context: int) -> Table:
 
 
 def _path(found: SearchRecord) -> Picture:
-    """The figure of the path."""
     from selattn.views import plot
 
     return Picture(
         plot.search(found),
-        "Above, the loss as memory shrinks to the right; below, what each layer keeps. The mark is what was chosen.",
+        "Above, the loss as memory shrinks to the right; below, the budget of each layer. The mark is the one chosen.",
         f"The loss along the search, up to {found.memory_factor:.1f} times less memory.",
     )
 
@@ -212,13 +397,7 @@ def _floor(found: SearchRecord) -> list[Paragraph]:
 
 
 def training_report(record: Record, log: Sequence[Record], folder: str) -> Report:
-    """What a run came to, how it got there, and what each layer keeps.
-
-    Args:
-        record: `training_record.json`.
-        log: the records of `log.jsonl`.
-        folder: of the run, as the user named it.
-    """
+    """Of `selattn train`: a run, from `training_record.json` and the lines of `log.jsonl`."""
     run, evaluation = record["run"], record["evaluation"]
     made, settings = as_body(record, Provenance), {**record["run"], "parameters": record["parameters"]}
     return Report(
@@ -270,15 +449,15 @@ def _curve(log: Sequence[Record]) -> Picture:
 
 
 def _forgotten(evaluation: Record, log: Sequence[Record]) -> list[Section]:
-    """What each layer keeps; nothing for a model that does not select."""
+    """The share that each layer keeps; no section for a model that does not select."""
     from selattn.views.plot.curves import kept_by_layer
 
     kept = evaluation.get("validation", {}).get("kept")
     if not kept or all(share is None for share in kept):
         return []
     words = (
-        "A layer keeps what later tokens may still need: the most, at any time, of a sequence that is not masked. "
-        "A model with standard attention keeps all of it."
+        "The largest share of a sequence, at any time, that is not masked: the tokens that later ones may still need. "
+        "A model with standard attention keeps all of them."
     )
     caption = "The share that each layer keeps, over the training steps."
     return [Section("What it forgets", [Paragraph(words), Picture(kept_by_layer(log), caption, caption)])]

@@ -16,8 +16,7 @@ from selattn.models.loading import load
 from selattn.pruning.run import SearchRecord
 from selattn.utils.records import Provenance, as_body
 from selattn.views.explorer import Page, explore
-from selattn.views.report import Explorer, Report
-from selattn.views.reports import comparison_report, search_report, tradeoff_report
+from selattn.views.reports import Explorer, Report, comparison_report, search_report, tradeoff_report
 from tests.views.browser import Tab, browser
 from tests.views.test_html import record
 from tests.views.traces import random_trace

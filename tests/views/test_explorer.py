@@ -10,9 +10,8 @@ import pytest
 import selattn
 from selattn.cli.main import main
 from selattn.errors import SelattnError
-from selattn.views.explorer import Page, explore
-from selattn.views.explorer import page as page_module
-from selattn.views.explorer.page import check_size, grid
+from selattn.views import explorer as page_module
+from selattn.views.explorer import Page, check_size, explore, grid
 from tests.views.traces import random_trace
 
 TASK = "zoo:variable-assignment-selective"

@@ -14,8 +14,21 @@ from selattn.utils.records import Provenance, as_body
 from selattn.utils.tables import Table
 from selattn.utils.typed import flat
 from selattn.views.explorer import Page
-from selattn.views.report import Explorer, Facts, Headline, Listing, Paragraph, Picture, Report, Section
-from selattn.views.reports import against_memory, comparison_report, search_report, tradeoff_report, training_report
+from selattn.views.reports import (
+    Explorer,
+    Facts,
+    Headline,
+    Listing,
+    Paragraph,
+    Picture,
+    Report,
+    Section,
+    against_memory,
+    comparison_report,
+    search_report,
+    tradeoff_report,
+    training_report,
+)
 from tests.views.outline import Outline
 from tests.views.traces import random_trace
 
@@ -70,7 +83,7 @@ def test_a_picture_is_inside_as_strokes_or_as_pixels(monkeypatch):
     kind, data = re.search(r"data:image/([\w+]+);base64,([^\"]+)", small).groups()
     assert kind == "svg+xml"
     assert ET.fromstring(base64.b64decode(data)).tag.endswith("svg")
-    monkeypatch.setattr("selattn.views.report.MOST_SVG", 1000)
+    monkeypatch.setattr("selattn.views.reports.MOST_SVG", 1000)
     large = Picture(plot.masking(random_trace()), "", "").html()
     assert base64.b64decode(re.search(r"image/png;base64,([^\"]+)", large)[1])[:4] == b"\x89PNG"
 

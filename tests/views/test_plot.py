@@ -16,8 +16,8 @@ from selattn import plot
 from selattn.errors import SelattnError
 from selattn.evaluation.traces import MeanF, pack_rising
 from selattn.views.plot.curves import kept_by_layer, losses_of_log
-from selattn.views.plot.style import FAINT, GREEN, INK, MARKERS, balanced, cells, label, lines, write_figure
-from selattn.views.plot.text import DARKEST
+from selattn.views.plot.style import FAINT, GREEN, INK, MARKERS, label, write_figure
+from selattn.views.plot.text import DARKEST, balanced, cells, lines
 from tests.views.traces import random_trace
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from selattn.errors import SelattnError
-from selattn.views.explorer.page import Page
+from selattn.views.explorer import Page
 
 ADDRESS = "127.0.0.1"
 MOST_BODY = 256 * 1024  # bytes of a request

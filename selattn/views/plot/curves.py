@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,48 +21,46 @@ Record = Mapping[str, Any]
 LINES: Any = ("-", "--", ":", "-.")  # of runs that differ in what a panel keeps fixed
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """What a loss is drawn against.
-
-    Attributes:
-        label: of the axis.
-        value: of a run.
-        fixed: what runs of one line have in common, beside the kind of attention and the training.
-        words: says what is fixed.
-    """
+class _Axis(NamedTuple):
+    """What a loss is drawn against."""
 
     label: str
-    value: Callable[[Record], float]
-    fixed: Callable[[Record], tuple[float, ...]]
-    words: str
+    value: str  # the name of a run's size, see `_sizes`
+    fixed: tuple[str, ...]  # the sizes that runs of one line have in common
+    words: str  # how to say these
 
     def alike(self, run: Record) -> Any:
-        """Equal for runs that are alike in all but the value."""
-        data, schedule = run["config"].get("data", {}), run["config"].get("schedule", {})
-        return self.fixed(run), data.get("source"), data.get("vocabulary"), schedule.get("steps")
+        """Equal for runs that are alike in all but the value and the kind of attention."""
+        data, schedule, sizes = run["config"].get("data", {}), run["config"].get("schedule", {}), _sizes(run)
+        shared = tuple(sizes[name] for name in self.fixed)
+        return shared, data.get("source"), data.get("vocabulary"), schedule.get("steps")
 
 
 _AGAINST = {
-    "size": _Axis(
-        "parameters, millions",
-        lambda run: run["parameters"] / 1e6,
-        lambda run: (_context(run), _width(run) / _heads(run)),
-        "{:,.0f} tokens, heads of size {:g}",
-    ),
+    "size": _Axis("parameters, millions", "parameters", ("context", "head size"), "{:,.0f} tokens, heads of size {:g}"),
     "context": _Axis(
         "context size, tokens",
-        lambda run: _context(run),
-        lambda run: (_width(run), _layers(run), _heads(run)),
+        "context",
+        ("width", "layers", "heads"),
         "width {:,.0f}, {:.0f} layers, {:.0f} heads",
     ),
     "heads": _Axis(
-        "attention heads",
-        lambda run: _heads(run),
-        lambda run: (_width(run), _layers(run), _context(run)),
-        "width {:,.0f}, {:.0f} layers, {:,.0f} tokens",
+        "attention heads", "heads", ("width", "layers", "context"), "width {:,.0f}, {:.0f} layers, {:,.0f} tokens"
     ),
 }
+
+
+def _sizes(run: Record) -> dict[str, float]:
+    model = run["config"].get("model", {})
+    width, heads = int(model.get("hidden_size", 0)), int(model.get("num_attention_heads", 1))
+    return {
+        "parameters": run["parameters"] / 1e6,
+        "context": int(run["config"].get("data", {}).get("context", 0)),
+        "width": width,
+        "layers": int(model.get("num_hidden_layers", 0)),
+        "heads": heads,
+        "head size": width / heads,
+    }
 
 
 @styled
@@ -150,8 +147,8 @@ def scaling(
 ) -> Figure:
     """Loss against model size, context size and number of heads: a panel for each that differs between the runs.
 
-    A point is a mean over seeds, a bar reaches from the least to the most; a line joins runs alike in all else, and a
-    panel says what is fixed in it. Runs that are alike with no line are left to the other panels.
+    A point is a mean over seeds, a bar reaches from the least to the most. A line joins runs that are alike in all
+    else, which its panel says; runs that are on no line of a panel are left out there.
     """
     runs = [run for record in records for run in _runs(record) if name in run.get("evaluation", {})]
     if not runs:
@@ -159,7 +156,7 @@ def scaling(
     for what in against or ():
         if what not in _AGAINST:
             raise SelattnError(f"a loss is drawn against {', '.join(_AGAINST)}, not {what!r}")
-    chosen = list(against or [what for what in _AGAINST if _differs(runs, what)] or ["size"])
+    chosen = list(against or [what for what, axis in _AGAINST.items() if _with_lines(runs, axis)] or ["size"])
     labels = list(dict.fromkeys(_attention(run) for run in runs))
     figure = new_figure(max(4.6, 3.6 * len(chosen)), 3.8)
     panels = figure.subplots(1, len(chosen), squeeze=False)[0]
@@ -172,16 +169,11 @@ def scaling(
     return figure
 
 
-def _differs(runs: Sequence[Record], what: str) -> bool:
-    """Whether some runs differ in this and are alike in all else."""
-    return bool(_with_lines(runs, _AGAINST[what]))
-
-
 def _with_lines(runs: Sequence[Record], axis: _Axis) -> list[Any]:
-    """What runs that make up a line have in common, a line each."""
+    """For each line that several runs make up: what these have in common."""
     groups: dict[Any, dict[str, set[float]]] = {}
     for run in runs:
-        groups.setdefault(axis.alike(run), {}).setdefault(_attention(run), set()).add(axis.value(run))
+        groups.setdefault(axis.alike(run), {}).setdefault(_attention(run), set()).add(_sizes(run)[axis.value])
     return [alike for alike, kinds in groups.items() if any(len(values) > 1 for values in kinds.values())]
 
 
@@ -190,17 +182,14 @@ def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], wh
     groups = _with_lines(runs, axis) or list(dict.fromkeys(axis.alike(run) for run in runs))
     shown = [run for run in runs if axis.alike(run) in groups]
     for number, label in enumerate(labels):
-        style: dict[str, Any] = {
-            "color": COLORS[number % len(COLORS)],
-            "marker": MARKERS[number % len(MARKERS)],
-            "markersize": 5,
-        }
+        color, marker = COLORS[number % len(COLORS)], MARKERS[number % len(MARKERS)]
+        style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5}
         axes.plot([], [], linewidth=1.3, label=label, **style)  # for the legend: not every panel has every kind
         for line, alike in enumerate(groups):
             points: dict[float, list[float]] = {}
             for run in shown:
                 if _attention(run) == label and axis.alike(run) == alike:
-                    points.setdefault(axis.value(run), []).append(run["evaluation"][name]["loss"])
+                    points.setdefault(_sizes(run)[axis.value], []).append(run["evaluation"][name]["loss"])
             _line(axes, points, {**style, "linestyle": LINES[line % len(LINES)]})
     said = [axis.words.format(*fixed) for fixed, *_ in groups]
     if len({tuple(training) for _, *training in groups}) > 1:
@@ -212,7 +201,7 @@ def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], wh
         marks = [Line2D([], [], color="0.3", linestyle=LINES[line % len(LINES)]) for line in range(len(said))]
         axes.legend(marks, said, loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=7)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(sorted({axis.value(run) for run in shown}))
+    axes.set_xticks(sorted({_sizes(run)[axis.value] for run in shown}))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.3g}" if x < 1000 else f"{x:,.0f}"))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(axis.label)
@@ -222,7 +211,7 @@ def _scaling_panel(axes: Axes, runs: Sequence[Record], labels: Sequence[str], wh
 
 
 def _line(axes: Axes, points: Mapping[float, Sequence[float]], style: dict[str, Any]) -> None:
-    """The means over seeds of one line, with bars where there are several seeds."""
+    """The means over seeds of one line, with a bar where there are several seeds."""
     sizes = sorted(points)
     means = [statistics.fmean(points[size]) for size in sizes]
     if len(sizes) < 2:
@@ -244,32 +233,12 @@ def _runs(record: Record) -> list[Record]:
     raise SelattnError("this record holds no training runs: give a training_record.json")
 
 
-def _model(run: Record) -> Record:
-    return dict(run["config"].get("model", {}))
-
-
-def _context(run: Record) -> int:
-    return int(run["config"].get("data", {}).get("context", 0))
-
-
-def _heads(run: Record) -> int:
-    return int(_model(run).get("num_attention_heads", 1))
-
-
-def _layers(run: Record) -> int:
-    return int(_model(run).get("num_hidden_layers", 0))
-
-
-def _width(run: Record) -> int:
-    return int(_model(run).get("hidden_size", 0))
-
-
 def _attention(run: Record) -> str:
-    return attention_kind(_model(run))
+    return attention_kind(run["config"].get("model", {}))
 
 
 def attention_kind(model: Mapping[str, Any]) -> str:
-    """What kind of attention a model has, from the settings of its training: selective, memory loss."""
+    """The attention of a model in a few words, from the settings of its training: `selective, memory loss`."""
     kind = " + ".join(dict.fromkeys(str(kind) for kind in model.get("attention", ["selective"])))
     return f"{kind}, memory loss" if model.get("memory_epsilon") else kind
 
@@ -326,7 +295,7 @@ def search(record: Any, title: str | None = None) -> Figure:
 
 @styled
 def path_of_search(path: Sequence[Any], best: Any, limit: float | None = None, title: str = "") -> Figure:
-    """The same of the iterations themselves: `best` is the one that was chosen, `limit` the largest loss allowed."""
+    """The same from the iterations; `best` is the chosen one, `limit` the largest loss allowed."""
     steps: list[Record] = to_json(list(path))
     best = to_json(best)
     figure = new_figure(7.0, 5.2)

@@ -42,7 +42,7 @@ BAR = 0.75  # inches of a color bar with its numbers
 
 @styled
 def masking(trace: Trace, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """F of each layer: how much row i finds token j masked. Greener is lower: less masked."""
+    """F of each layer: how much token j is masked for row i. Greener is lower: less masked."""
     chosen = _selecting(check_layers(layers, trace.layers), trace.kinds)
     return _all_layers(
         {layer: trace.F(layer) for layer in chosen}, title or f"{trace.model}: F, how much is masked", trace.tokens
@@ -86,25 +86,18 @@ def stability(first: MeanF, second: MeanF, layers: Sequence[int] | None = None, 
 
 
 def _trainings(first: MeanF, second: MeanF) -> str:
-    """A second line of the title: one recipe or two; nothing where that is not known."""
-    unlike = _unlike(first, second)
-    if unlike is None:
+    """A second line of the title: the settings, but for the seed, in which the trainings differ; empty if unknown."""
+    from selattn.training.record import deciding_settings
+
+    if first.run is None or second.run is None:
         return ""
+    one, two = (dict(flat(deciding_settings(each))) for each in (first.run, second.run))
+    names = [name for name, value in {**one, **two}.items() if name != "seed" and value != {}]
+    unlike = [name for name in names if one.get(name) != two.get(name)]
     if not unlike:
         return "\ntwo trainings of one recipe"
     more = f" and {len(unlike) - 2} more settings" if len(unlike) > 2 else ""
     return f"\nnot two seeds of one recipe: the trainings differ in {', '.join(unlike[:2])}{more}"
-
-
-def _unlike(first: MeanF, second: MeanF) -> list[str] | None:
-    """The settings, but for the seed, in which two trainings differ; None where one has no record."""
-    from selattn.training.record import deciding_settings
-
-    if first.run is None or second.run is None:
-        return None
-    one, two = (dict(flat(deciding_settings(each))) for each in (first.run, second.run))
-    names = [name for name, value in {**one, **two}.items() if name != "seed" and value != {}]
-    return [name for name in names if one.get(name) != two.get(name)]
 
 
 def _trained(mean: MeanF) -> str:
@@ -117,7 +110,7 @@ def _trained(mean: MeanF) -> str:
 
 @styled
 def kept(trace: Trace, run: int = 0, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """What remains in the cache when row i attends, layer by layer; white is what has been evicted."""
+    """What is in the cache when row i attends, layer by layer; evicted tokens are white."""
     chosen = check_layers(layers, trace.layers)
     trace.evicted_at(run)  # which says what to do if there is none
     done = trace.runs[run]

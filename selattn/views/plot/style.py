@@ -1,11 +1,10 @@
-"""The one style of all figures: colors for the color-blind, sizes for print, files, panels, and text in cells."""
+"""The one style of all figures: colors for the color-blind, sizes for print, files, panels and labels."""
 
 from __future__ import annotations
 
 import io
 import math
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -69,7 +68,7 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches that needs no window."""
+    """An empty figure that needs no window; sizes in inches."""
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -113,7 +112,7 @@ def plain_powers(axis: Any, form: str = "{:g}", shown: Callable[[float], float] 
 
 
 def panels(figure: Figure, count: int, columns: int) -> list[Axes]:
-    """So many axes in rows; places that are left over stay empty."""
+    """`count` axes in rows; places that are left over stay empty."""
     rows = math.ceil(count / columns)
     grid = figure.subplots(rows, columns, squeeze=False)
     flat = [axes for row in grid for axes in row]
@@ -122,21 +121,16 @@ def panels(figure: Figure, count: int, columns: int) -> list[Axes]:
     return flat[:count]
 
 
-def columns_for(count: int, most: int = 4) -> int:
-    """How many panels go into a row: equal rows where that is possible, longer ones where there are very many."""
-    rows = math.ceil(count / (most if count <= 4 * most else most + 2))
-    return math.ceil(count / rows)
-
-
 def panel_grid(count: int, size: int, named: bool) -> tuple[int, float]:
-    """How many panels of `size` rows go beside each other on a page, and how many inches each of them has.
+    """The number of panels beside each other on a page, each of `size` rows, and their size in inches.
 
     `named`: tokens stand beside the rows, so that every row needs the height of a letter.
     """
     if named:
         inches = max(1.6, CELL * size)
         return max(1, min(count, int((WIDE - 0.8) // (inches + 0.35)))), inches
-    columns = columns_for(count)
+    rows = math.ceil(count / (4 if count <= 16 else 6))
+    columns = math.ceil(count / rows)
     return columns, min(1.8, (WIDE - 1.1) / columns)
 
 
@@ -146,7 +140,7 @@ def heading(figure: Figure | SubFigure, text: str) -> None:
 
 
 def key(figure: Figure, entries: Sequence[tuple[str, str]]) -> None:
-    """What colors mean, below all."""
+    """The meaning of colors, below all."""
     marks = [Patch(facecolor=color, edgecolor=FAINT, linewidth=0.5, label=what) for what, color in entries]
     figure.legend(
         handles=marks, loc="outside lower left", ncols=len(marks), frameon=False, fontsize=7, handlelength=1.2
@@ -204,59 +198,6 @@ def label(token: str) -> str:
     return "".join(letter if ord(letter) in _letters() else "□" for letter in text)
 
 
-def written(token: str) -> str:
-    """A token inside its text: a blank of its own is a blank there."""
-    return token if token == " " else label(token) or "·"
-
-
-def cells(token: str) -> int:
-    """How many letters wide a token is drawn."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in written(token))
-
-
-def lines(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int]]:
-    """(line, column) of each token: words apart as they are written, in lines of `width` letters.
-
-    A line ends before a word, not inside one, unless the word alone is longer than a line. A token that is a blank ends
-    a word; it stays in its line, into the margin if need be.
-    """
-    line, column = 0, 0
-    for place, token in enumerate(tokens):
-        blank, size = token == " ", cells(token)
-        apart = token.startswith(" ") or (place == 1 and tokens[0].startswith("<"))  # <s> is no part of a word
-        gap = 1 if column and apart and not blank else 0
-        whole = size
-        if token.startswith(" ") or (place and tokens[place - 1] == " "):
-            for after in tokens[place + 1 :]:
-                if after.startswith((" ", "\n")) or whole > width:
-                    break
-                whole += cells(after)
-        needed = whole if whole <= width else size
-        if column and not blank and column + gap + needed > width:
-            line, column, gap = line + 1, 0, 0
-        yield line, column + gap
-        column += gap + size
-        if "\n" in token:
-            line, column = line + 1, 0
-
-
-def balanced(tokens: Sequence[str], most: int, least: int) -> int:
-    """The smallest width, from `least` on, in which the text has no more lines than in `most`: no lonely last word."""
-    count = _last_line(tokens, most)
-    low, high = min(least, most), most
-    while low < high:
-        middle = (low + high) // 2
-        if _last_line(tokens, middle) <= count:
-            high = middle
-        else:
-            low = middle + 1
-    return low
-
-
-def _last_line(tokens: Sequence[str], width: int) -> int:
-    return max(line for line, _ in lines(tokens, width))
-
-
 def check_layers(wanted: Sequence[int] | None, layers: int) -> list[int]:
     """The layers to draw, counted from 0; all of them by default."""
     chosen = list(range(layers)) if wanted is None else list(wanted)
@@ -270,6 +211,6 @@ def check_layers(wanted: Sequence[int] | None, layers: int) -> list[int]:
 
 @cache
 def _letters() -> frozenset[int]:
-    """What the font has."""
+    """The letters of the font."""
     path = font_manager.findfont(MONO, fallback_to_default=True)
     return frozenset(font_manager.get_font(path).get_charmap())

@@ -1,8 +1,9 @@
-"""Figures in which the text itself is the picture: one token's view of those before it, and what remains of a text."""
+"""Figures that color the text itself: what one token sees of the tokens before it, and what stays unmasked."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,10 @@ from selattn.views.plot.style import (
     MONO,
     RED,
     SOFT,
-    balanced,
-    cells,
     check_layers,
-    lines,
+    label,
     new_figure,
     styled,
-    written,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +45,7 @@ def tokens(
     """What the token at a position sees, layer by layer (the paper's figure 1).
 
     A red line through a token: the share 1 - e^-F of its odds that masking takes away. Blue behind it: the attention
-    that it gets, a mean over the heads, the bluest being the most of all.
+    that it gets, a mean over the heads; the bluest token gets the most.
 
     Args:
         trace: of a text.
@@ -81,9 +79,9 @@ def tokens(
 
 @styled
 def words(trace: Trace, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """The last row of F over the words of the text: what each layer still sees of it, and what is masked.
+    """The last row of F over the words of the text: what each layer still sees, and what is masked.
 
-    The green behind a token is e^-F, what masking leaves of its odds: 1 is the strongest green, and 0 is none.
+    The green behind a token is e^-F, the share of its odds that masking leaves: 1 is the strongest green.
     """
     chosen = check_layers(layers, trace.layers)
     key = [
@@ -173,3 +171,55 @@ def _blocks(
         figure.add_artist(mark)
         figure.text((margin + 0.21) / width, y / height, text, fontsize=7, color=INK, parse_math=True)
     return figure, found
+
+
+def written(token: str) -> str:
+    """A token inside its text, where a blank is drawn as a blank."""
+    return token if token == " " else label(token) or "·"
+
+
+def cells(token: str) -> int:
+    """How many letters wide a token is drawn."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in written(token))
+
+
+def lines(tokens: Sequence[str], width: int) -> Iterator[tuple[int, int]]:
+    """(line, column) of each token: words apart as they are written, in lines of `width` letters.
+
+    A line ends before a word, not inside one, unless the word alone is longer than a line. A token that is a blank ends
+    a word; it stays in its line, into the margin if need be.
+    """
+    line, column = 0, 0
+    for place, token in enumerate(tokens):
+        blank, size = token == " ", cells(token)
+        apart = token.startswith(" ") or (place == 1 and tokens[0].startswith("<"))  # <s> is no part of a word
+        gap = 1 if column and apart and not blank else 0
+        whole = size
+        if token.startswith(" ") or (place and tokens[place - 1] == " "):
+            for after in tokens[place + 1 :]:
+                if after.startswith((" ", "\n")) or whole > width:
+                    break
+                whole += cells(after)
+        needed = whole if whole <= width else size
+        if column and not blank and column + gap + needed > width:
+            line, column, gap = line + 1, 0, 0
+        yield line, column + gap
+        column += gap + size
+        if "\n" in token:
+            line, column = line + 1, 0
+
+
+def balanced(tokens: Sequence[str], most: int, least: int) -> int:
+    """The smallest width, from `least` on, in which the text has no more lines than in `most`: no lonely last word."""
+
+    def last_line(width: int) -> int:
+        return max(line for line, _ in lines(tokens, width))
+
+    count, low, high = last_line(most), min(least, most), most
+    while low < high:
+        middle = (low + high) // 2
+        if last_line(middle) <= count:
+            high = middle
+        else:
+            low = middle + 1
+    return low
