@@ -3,9 +3,6 @@
 import json
 from unittest import mock
 
-import pytest
-import torch
-
 from selattn.cli.main import main
 from selattn.evaluation import speed
 from selattn.ops import backends, selective_attention
@@ -44,15 +41,3 @@ def test_wrong_results_have_no_times(capsys):
     assert "backend 'cpu' is wrong by" in shown.err
     assert "no times are printed for wrong results" in shown.err
     assert "N = 40" not in shown.out
-
-
-@pytest.mark.parametrize(("option", "value"), [("--n", "0"), ("--heads", "-1"), ("--repeats", "0")])
-def test_sizes_that_make_no_sense(capsys, option, value):
-    assert main([*SMALL, option, value]) == 2
-    assert f"{option} must be at least 1" in capsys.readouterr().err
-
-
-def test_the_dtype(capsys):
-    assert main([*SMALL, "--dtype", "bfloat16"]) == 0
-    assert "bfloat16" in capsys.readouterr().out
-    assert speed.inputs(5, speed.Shape(dtype=torch.bfloat16), True, 0)[0].dtype == torch.bfloat16

@@ -29,19 +29,3 @@ def test_a_corpus_is_built(into, capsys, tmp_path, monkeypatch):
         assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["tokenizer", "train", "validation"]
         assert main(arguments) == 2
         assert "exists already" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["data"], "the following arguments are required: <action>"),
-        (["data", "show", "wikitxt"], "unknown source 'wikitxt' (no file or folder either); did you mean 'wikitext'?"),
-        (["data", "build", "nowhere.txt"], "no such file or folder: nowhere.txt"),
-    ],
-)
-def test_bad_input(argv, message, capsys):
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert err.startswith(f"selattn: error: {message}")
-    assert err.count("\n") == 1
-    assert out == ""

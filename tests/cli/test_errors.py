@@ -10,23 +10,6 @@ from selattn.cli.main import main
 from selattn.errors import SelattnError
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["polt"], "unknown command 'polt'; did you mean 'plot'?"),
-        (["qqqqqq"], "unknown command 'qqqqqq'; see 'selattn --help' for the list"),
-        ([], "no command given; see 'selattn --help' for the list"),
-        (["info", "--jsno"], "unrecognized arguments: --jsno; see 'selattn --help'"),
-        (["--jsno", "info"], "unrecognized arguments: --jsno; see 'selattn --help'"),
-    ],
-)
-def test_bad_input(argv, message, capsys):
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    assert err == f"selattn: error: {message}\n"
-    assert out == ""
-
-
 def test_bad_input_in_a_real_process():
     done = subprocess.run(
         [sys.executable, "-m", "selattn", "inof"], capture_output=True, text=True, timeout=200, check=False

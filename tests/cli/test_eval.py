@@ -152,7 +152,7 @@ def test_a_record_is_extended(capsys):
         ([*more, *TEXT, "--skip", "1"], "extended.json was measured with the skip 0"),
         ([*more, *TEXT, "--baseline", "model"], "leave --baseline out"),
         (["eval", "one=model", *more[2:], *TEXT], "has a curve 'one' already"),
-        (["eval", "model", *TEXT, "--extend", "extended.json"], "--extend would change nothing: give --curve"),
+        (["eval", "model", *TEXT, "--extend", "extended.json"], "--extend would change nothing: they belong"),
     ):
         assert main(words) == 2
         assert says in capsys.readouterr().err
@@ -174,46 +174,3 @@ def test_a_name_is_shown_as_it_is(capsys):
     """Not as rich's markup."""
     assert main(["eval", "[/a] [bold]b=model", "--curve", *TEXT]) == 0
     assert " [/a] [bold]b " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["model"], "nothing to measure"),
-        (["nowhere", *TEXT], "there is no model nowhere"),
-        (["model@6:h20", *TEXT], "did you mean 'h2o'"),
-        (["model", "--tasks", "piqo"], "did you mean 'piqa'"),
-        (["model", "--tasks", "all", "--data-dir", "cache"], "cache"),
-        (["model", "--data", "nowhere.txt"], "no such file"),
-        (["model", *TEXT, "--limit", "0"], "--limit must be at least 1"),
-        (["model", "--curve", "--speed"], "--curve measures the loss on --data"),
-        (["model", "other", "--curve", *TEXT], "different vocabularies"),
-        (["model@cache", "--curve", *TEXT], "cache is not the folder of a search"),
-        (["model@64", "--curve", *TEXT], "64 is not the folder of a search"),
-        (
-            ["model@sizes", "--curve", *TEXT, "--sizes", "65", "99"],
-            "--sizes has 99, more than the context of 64 tokens",
-        ),
-        (["model@sizes", "--curve", *TEXT, "--sizes", "1"], "--sizes must be at least 2, not 1"),
-        (["model", *TEXT, "--figure", "x.png"], "--figure would change nothing"),
-        (["model", "--curve", *TEXT, "--baseline", "model@sizes"], "the baseline is a model as it is"),
-        (["model", *TEXT, "--skip", "-1"], "--skip must be at least 0"),
-        (["model", *TEXT, "--skip", "nowhere"], "nowhere is not the folder of a search"),
-        (["model", *TEXT, "--skip", "30"], "after the first 30 were asked for"),
-        (["model", *TEXT, "--context", "0"], "--context must be at least 2"),
-        (["model", *TEXT, "--long", "--layout", "packed"], "packed rows are all full"),
-        (["model", *TEXT, "--record", "text.txt/a.json"], "cannot write text.txt/a.json"),
-        (["model", "--tasks", "piqa", "--data-dir", "broken"], "piqa.jsonl, line 1: not JSON"),
-        (["model", "--curve", *TEXT, "--figure", "x.txt"], "must end with"),
-        (["model", "--curve", *TEXT, "--figure", "text.txt/x.png"], "cannot write text.txt/x.png"),
-        (["model", "--curve", *TEXT, "--record", "out.png"], "would take the place of the record out.png"),
-        (["model", "--curve", *TEXT, "--sizes", "0"], "--sizes must be at least 2, not 0"),
-        (["model", *TEXT, "--record", "."], "it is a folder"),
-        (["model", *TEXT, "--context", "99"], "positions"),
-    ],
-)
-def test_errors_are_one_line(words, says, capsys):
-    assert main(["eval", *words]) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1
-    assert says in err

@@ -99,7 +99,7 @@ def test_interrupted_anywhere_it_ends_the_same(measured, words, number, capsys):
         capsys.readouterr()
         assert main(words) == 130
         said = capsys.readouterr()
-        assert said.err.splitlines()[-1] == "stopped; the same command goes on with what is missing"
+        assert said.err.splitlines()[-1] == "stopped; the same command resumes it"
         assert (f"{done - 1} of {total} parts were measured before" in said.err) == (done > 1)
         assert len(PARTS.read_text().splitlines()) == done
         assert not RECORD.exists()

@@ -80,24 +80,3 @@ def test_a_temperature_draws(folder, capsys):
         assert main([*command, "--seed", seed]) == 0
         said.add(capsys.readouterr().out)
     assert len(said) == 2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--prompt", "hello"], "has no tokenizer"),
-        (["--ids", "1 x"], "must be token ids below"),
-        (["--ids", "1 99"], "must be token ids below"),
-        (["--ids", "1", "--budgets", "1"], "at least 2 tokens"),
-        (["--ids", "1", "--budgets", "no-such-file"], "cannot read the budgets file"),
-        (["--ids", "1", "--policy", "toba"], "did you mean 'tova'"),
-        (["--ids", "1", "--max-new-tokens", "0"], "must be at least 1"),
-        (["--ids", "1", "--max-new-tokens", "999"], "learned positions"),
-    ],
-)
-def test_errors(folder, arguments, says, capsys):
-    assert main(["generate", str(folder), *arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert len(err.splitlines()) == 1
-    assert says in err

@@ -131,8 +131,3 @@ def test_a_folder_that_is_no_model(spoil, line, capsys, folder):
     assert captured.out == ""
     assert line in captured.err
     assert captured.err.count("\n") == 1
-
-
-def test_no_such_folder(capsys, tmp_path):
-    assert main(["info", str(tmp_path / "nowhere")]) == 2
-    assert "there is no model" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """`selattn plot`: every figure from the command line, redrawn from its record, and bad input in one line."""
 
-import pytest
-
 from selattn.cli.main import main
 from selattn.evaluation.traces import Trace
 
@@ -48,34 +46,3 @@ def test_of_records(tmp_path):
         ("scaling", "zoo:memory", "zoo:memory-2048"),
     ):
         assert main(["plot", figure, *records, "--out", str(tmp_path / f"{figure}.png")]) == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["maskin", TASK, "--out", "a.png"], "did you mean 'masking'"),
-        (["masking", TASK, "--out", "a.txt"], "must end with .png"),
-        (["masking", TASK, TASK, "--out", "a.png"], "takes 1 models or records, not 2"),
-        (["stability", TASK, "--out", "a.png"], "takes 2"),
-        (["kept", TASK, "--out", "a.png"], "has no budgets"),
-        (["masking", "zoo:standard", "--out", "a.png"], "no layer of this model selects"),
-        (["tokens", TASK, "--position", "99", "--out", "a.png"], "no token 99"),
-        (["masking", TASK, "--position", "1", "--out", "a.png"], "--position belongs to tokens"),
-        (["masking", TASK, "--tokens", "1", "--out", "a.png"], "at least 2"),
-        (["masking", TASK, "--text", "no/such/file", "--out", "a.png"], "cannot read no/such/file"),
-        (["masking-mean", "zoo:memory", "--out", "a.png"], "needs many texts"),
-        (["masking", "no/such.json", "--out", "a.png"], "cannot read no/such.json"),
-        (["tradeoff", "results/lm_comparison.json", "--out", "a.png"], "eval --curve"),
-        (["curves", "results/tradeoff.json", "--out", "a.png"], "no training runs"),
-        (["curves", "results/lm_comparison.json", "--record", "r.json", "--out", "a.png"], "nothing to write"),
-    ],
-)
-def test_bad_input_is_one_line(words, said, tmp_path, capsys, monkeypatch):
-    if not any(word.startswith("results/") for word in words):
-        monkeypatch.chdir(tmp_path)
-    assert main(["plot", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert said in err
-    assert len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []

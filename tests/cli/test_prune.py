@@ -186,49 +186,6 @@ def test_a_copy_of_the_model_carries_its_budgets(whole, here, tmp_path):
         torch.testing.assert_close(model(ids, use_cache=False).logits, want)
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--until", "loss=0.5"], "a loss of at most 0.5000 cannot be reached: without pruning the model has"),
-        (["--until", "factor=9"], "a factor of 9 cannot be reached"),
-        (["--until", "tokens=7"], "7 tokens in all cannot be reached"),
-        (["--until", "factr=2"], "did you mean factor=X?"),
-        (["--until", "factor"], "unknown condition 'factor'"),
-        (["--until", "tolerance=x"], "must be a finite number"),
-        (["--until", "floor"], "floor is given twice"),
-        (["--floor", "1"], "--floor must be at least 2"),
-        (["--floor", "40"], "with a context of 32 no layer can give any and keep 40"),
-        (["--step", "20"], "with a context of 32 no layer can give 20 tokens and keep 20"),
-        (["--context", "0"], "--context must be at least 2"),
-        (["--context", "6"], "with a context of 6"),
-        (["--until", "loss=nan"], "must be a finite number"),
-        (["--seed", "-1"], "--seed must be at least 0"),
-        (["--layout", "pages"], "unknown layout"),
-        (["--data", "short.txt"], "the search set is shorter than one context"),
-        (["--until", "baseline=other"], "has another vocabulary (290 tokens)"),
-        (["--until", "baseline=nowhere"], "there is no model"),
-        (["--rows", "99"], "or hold more of it out (--validation 1: all)"),
-        (["--policy", "none"], "drops nothing"),
-        (["--policy", "toba"], "did you mean 'tova'"),
-        (["--context", "64"], "positions"),
-    ],
-)
-def test_errors_are_one_line(here, tmp_path, monkeypatch, capsys, more, says):
-    if more == ["--until", "baseline=other"]:
-        model_folder(here / "other", size=290)
-        capsys.readouterr()  # transformers' bar
-    monkeypatch.chdir(here)
-    words = command(here, tmp_path / "search")
-    if more[0] == "--until" and more[1] != "floor":
-        words[words.index("--until") + 1] = more[1]
-    else:
-        words += more
-    assert main(words) == 2
-    err = capsys.readouterr().err
-    assert len(err.splitlines()) == 1
-    assert says in err
-
-
 def test_one_search_in_a_folder_at_a_time(here, tmp_path, capsys):
     with claimed(tmp_path / "search"):
         assert main(command(here, tmp_path / "search")) == 2
@@ -278,17 +235,6 @@ def test_the_same_weights_in_another_model_are_another_model(here, tmp_path, cap
     (here / "changed" / "config.json").write_text(json.dumps({**config, "selection_strength": 0.9999}))
     assert main(words) == 2
     assert f"holds a search of {here / 'changed'} with other weights or settings" in capsys.readouterr().err
-
-
-def test_a_model_whose_loss_is_no_number_is_told(here, tmp_path, capsys):
-    model = SelectiveForCausalLM.from_pretrained(here / "model")
-    model.lm_head.weight.data[0] = float("nan")
-    shutil.copytree(here / "model", here / "broken", dirs_exist_ok=True)
-    model.save_pretrained(here / "broken")
-    words = command(here, tmp_path / "search")
-    words[1] = str(here / "broken")
-    assert main(words) == 2
-    assert "the loss is nan: the model's weights are damaged" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"fingerprint": 1}'])

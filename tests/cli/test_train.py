@@ -17,7 +17,6 @@ from selattn.cli.settings import fields
 from selattn.training import presets
 
 RUN = "lab.runs:parity-small-selective"  # it needs no text
-COPY = "lab.runs:copy-standard"
 TINY = [
     *("model.hidden_size=16", "model.num_hidden_layers=2", "model.num_attention_heads=2", "model.head_dim=8"),
     *("data.bits=4", "batch.size=4", "schedule.steps=2", "schedule.warmup=0"),
@@ -37,55 +36,6 @@ def test_a_run_from_the_command_line(tmp_path, monkeypatch, capsys):
     assert main(["train", RUN, "--resume", *TINY]) == 0
     assert "resuming" not in capsys.readouterr().err  # it has ended
     assert main(["info", "runs/parity-small-selective"]) == 0
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        ([], "no run given: give one that --list lists"),
-        (["text-smal-selective"], "unknown run 'text-smal-selective'; did you mean 'text-small-selective'?"),
-        (
-            ["lab.runs:parity-smal-selective"],
-            "lab.runs has no run 'parity-smal-selective'; did you mean",
-        ),
-        (["nowhere:run"], "cannot import 'nowhere' of the run nowhere:run"),
-        (["selattn.errors:shortened"], "a run is a function without any"),
-        ([COPY, "optimiser.lr=1"], "unknown field 'optimiser.lr'; did you mean 'optimizer.lr'?"),
-        ([COPY, "--out", "x", "batch.size=a"], "batch.size must be a whole number, not 'a'"),
-        ([COPY, "--set", "seed=-1"], "run.seed must be at least 0, not -1"),
-        (
-            [COPY, "--resume", "--overwrite"],
-            "--resume continues a run and --overwrite starts over: give one of them",
-        ),
-        ([COPY, "batch.micro=3"], "batch.size 2048 cannot be shared out"),
-        ([COPY, "machine.shard=fsdp"], "machine.shard=fsdp needs several GPUs"),
-        ([COPY, "schedule.decay=linear", "schedule.final=0.1"], "schedule.final belongs to the cosine"),
-        (
-            [COPY, "model.attention=selektive"],
-            "unknown attention kind 'selektive' (did you mean 'selective'?)",
-        ),
-        (["text-small-standard", "data.source=nothing.jsonl"], "nothing.jsonl"),
-        (["text-small-standard", "data.source=hub:"], "'hub:' names no dataset: write hub:OWNER/NAME"),
-        (["text-small-standard", "data.source=" + "x" * 5000], "(5,000 characters): File name too long"),
-        ([COPY, "--out", "x" * 5000], "(5,000 characters): File name too long"),
-        ([COPY, "optimizer.lr=inf"], "optimizer.lr must be a finite number, not inf"),
-        ([COPY, "optimizer.lr=nan"], "optimizer.lr must be a finite number, not nan"),
-        ([COPY, "schedule.steps=100"], "schedule.warmup is longer than the run: 1,000 steps of 100"),
-        ([COPY, "model.attention=selective", "start.ramp=9"], "start.ramp has nothing to ramp from"),
-        ([COPY, "model.cache_budgets=[4"], "model.cache_budgets must be a whole number or a list"),
-        ([COPY, "batch.size=1000000000"], "this run needs at least"),
-        ([COPY, "schedule.steps=" + "9" * 15, "batch.size=1000000"], "is more than can be counted"),
-    ],
-)
-def test_bad_input_is_one_line_and_leaves_nothing(argv, message, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["train", *argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert message in err
-    assert len(err) < 500
-    assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize(
@@ -157,7 +107,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     err = process.communicate(timeout=120)[1]
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert "with a checkpoint; go on with:" in err
+    assert "with a checkpoint; continue with:" in err
     assert err.strip().endswith("schedule.steps=100000 --resume")
     (seal,) = (tmp_path / "runs/parity-small-selective").glob("checkpoint-*/whole.json")
     step = int(seal.parent.name.removeprefix("checkpoint-"))

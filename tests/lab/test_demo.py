@@ -124,7 +124,7 @@ def test_the_story_is_told_and_reported(capsys, monkeypatch):
         assert cost[1][2] == table[-1][1] == f"{sum(kept):,}"
         assert size is None or cost[1][1] == f"{len(kept) * size:,}"
     whole, small = map(float, next(row for row in text_costs if row[0].startswith("loss"))[1:])
-    (cost,) = re.findall(r"on text, for ([+-][\d.]+) nats on unseen rows", Path("deep/story.html").read_text())
+    (cost,) = re.findall(r"rows, for ([+-][\d.]+) nats on unseen ones", Path("deep/story.html").read_text())
     assert float(cost) == pytest.approx(small - whole, abs=2e-3)
     assert not Path("runs").exists()
 

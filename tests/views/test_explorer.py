@@ -106,26 +106,3 @@ def test_two_models_open_side_by_side_with_their_budgets(tmp_path):
     header = json.loads(re.search(r'id="header">(.*?)</script>', out.read_text(), re.DOTALL)[1])
     assert parse_qs(header["view"]) == {"w2": ["window+2"], "k2": ["8,6,4"], "m2": ["1"], "two": ["1"]}
     assert Page((), "w=h2o&k=6").parts()[0]["view"] == "w=h2o&k=6"  # also for text that is typed into a served page
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([TASK], "--out FILE, or --serve"),
-        ([TASK, "--out", "a.html", "--serve"], "--out FILE, or --serve"),
-        ([TASK, "--out", "a.html", "--tokens", "1"], "at least 2"),
-        ([TASK, "--out", "a.html", "--budgets", "1"], "at least 2"),
-        ([TASK, "--out", "a.html", "--policies", "windw"], "did you mean 'window'"),
-        ([TASK, "--out", "a.html", "--text", "none"], "cannot read none"),
-        ([TASK, "--serve", "--port", "70000"], "at most 65535"),
-        (["zoo:no", "--out", "a.html"], "unknown model"),
-    ],
-)
-def test_bad_input_is_one_line(words, said, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["explore", *words]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert said in err
-    assert len(err.splitlines()) == 1
-    assert list(tmp_path.iterdir()) == []

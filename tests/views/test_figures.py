@@ -65,27 +65,6 @@ def test_a_name_is_no_formula(tmp_path):
     assert r"$\half$ of it" in words((tmp_path / "curve.svg").read_text())
 
 
-def test_several_seeds_have_a_band():
-    plain, seeds = record(2.0, 2.05, 2.4), record(2.0, 2.05, 2.4)
-    for point in seeds["curves"][0]["points"]:
-        point["losses"] = {"text": [point["loss"]["text"] - 0.1, point["loss"]["text"] + 0.2]}
-    found = []
-    for data in (plain, seeds):
-        found.append(plot.tradeoff(data).axes[0].collections)
-    assert len(found[0]) == 0
-    (band,) = found[1]
-    corners = {(round(x, 6), round(y, 6)) for x, y in band.get_paths()[0].vertices.tolist()}
-    assert corners == {(32, 1.9), (32, 2.2), (16, 1.95), (16, 2.25), (8, 2.3), (8, 2.6)}
-
-
-def test_the_trade_off(tmp_path):
-    write_figure(plot.tradeoff(record(2.0, 2.05, 2.4)), tmp_path / "curve.png")
-    one = (tmp_path / "curve.png").read_bytes()
-    write_figure(plot.tradeoff(record(2.0, 2.05, 2.9)), tmp_path / "curve.png")
-    assert (tmp_path / "curve.png").read_bytes() != one
-    assert [file.name for file in tmp_path.iterdir()] == ["curve.png"]
-
-
 def test_nothing_is_left_of_a_figure_that_fails(tmp_path):
     class Broken(Figure):
         def savefig(self, *args, **kwargs):

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgb
 
-import selattn
 from selattn import plot
 from selattn.errors import SelattnError
 from selattn.evaluation.traces import MeanF, pack_rising
@@ -41,11 +40,6 @@ def outline(band):
     """The corners of a band, once each and in order."""
     (path,) = band.get_paths()
     return sorted({(round(float(x), 9), round(float(y), 9)) for x, y in path.vertices})
-
-
-def test_it_is_public():
-    assert selattn.plot is plot
-    assert "plot" in dir(selattn)
 
 
 @pytest.mark.parametrize("position", [None, 7])
