@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from transformers import Cache, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
@@ -35,6 +34,7 @@ from selattn import SelectiveConfig, SelectiveForCausalLM, make_selective
 from selattn.cache import Budgets
 from selattn.evaluation.speed import seconds
 from selattn.utils import records
+from selattn.utils.tables import Table
 
 PAPER = Budgets((8, 48, 8, 8, 24, 8, 168, 16, 8, 64, 8, 8))  # 16 times less than 512 tokens in each of 12 layers
 DYNAMIC, STATIC, COMPILED = "DynamicCache", "StaticCache", "StaticCache, compiled"
@@ -207,21 +207,24 @@ def draw(rows: list[dict[str, Any]], prefill: list[dict[str, Any]], console: Con
         return f"{median} ({low} to {high})"
 
     for row in rows:
-        table = Table(title=f"decoding, batch {row['batch']}, N = {row['context']:,}", title_justify="left")
-        for heading in ("", "tokens/s", "times the best rival", "of the limit"):
-            table.add_column(heading, justify="right" if heading else "left")
+        lines = []
         for name, speed in row["tokens_per_second"].items():
             label = f"stock Llama, {name}" if name in RIVALS else f"ours, {name}"
             times = row["times_faster_than"][row["best"]].get(name)
-            table.add_row(label, shown(speed, 1), shown(times), shown(row["of_the_limit"].get(name)))
-        console.print(table)
-    table = Table(title="prefill with 16x budgets, batch 1", title_justify="left")
-    for heading in ("N", "stock Llama, seconds", "times its time"):
-        table.add_column(heading, justify="right")
-    for row in prefill:
-        middle = statistics.median(row["seconds"][DYNAMIC])
-        table.add_row(f"{row['context']:,}", f"{middle:.2f} ({row['attention']})", shown(row["time"]))
-    console.print(table)
+            lines.append((label, shown(speed, 1), shown(times), shown(row["of_the_limit"].get(name))))
+        head = ("", "tokens/s", "times the best rival", "of the limit")
+        title = f"decoding, batch {row['batch']}, N = {row['context']:,}"
+        console.print(Table(head, lines, title, whole=range(4)).rich())
+    lines = [
+        (
+            f"{row['context']:,}",
+            f"{statistics.median(row['seconds'][DYNAMIC]):.2f} ({row['attention']})",
+            shown(row["time"]),
+        )
+        for row in prefill
+    ]
+    head = ("N", "stock Llama, seconds", "times its time")
+    console.print(Table(head, lines, "prefill with 16x budgets, batch 1", whole=range(3)).rich())
 
 
 def main() -> None:

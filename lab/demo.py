@@ -160,7 +160,7 @@ def demo(folder: str | Path, sizes: DemoSizes | None = None, console: Console | 
                     (right["standard"], "with standard attention, as long trained"),
                     (
                         f"{text.best.factor:.1f}x",
-                        f"fewer tokens in the cache of {text.name} on text, found by a search on {sizes.rows} rows, for "
+                        f"fewer tokens in the cache of {text.name} on text, searched on {sizes.rows} rows, for "
                         f"{text.cost:+.3f} nats on unseen ones",
                     ),
                     (f"{text.speedup:.2f}x", "as fast as with its whole cache"),
