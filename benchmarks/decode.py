@@ -215,15 +215,11 @@ def draw(rows: list[dict[str, Any]], prefill: list[dict[str, Any]], console: Con
         head = ("", "tokens/s", "times the best rival", "of the limit")
         title = f"decoding, batch {row['batch']}, N = {row['context']:,}"
         console.print(Table(head, lines, title, whole=range(4)).rich())
-    lines = [
-        (
-            f"{row['context']:,}",
-            f"{statistics.median(row['seconds'][DYNAMIC]):.2f} ({row['attention']})",
-            shown(row["time"]),
-        )
-        for row in prefill
-    ]
-    head = ("N", "stock Llama, seconds", "times its time")
+    lines = []
+    for row in prefill:
+        middle = 1e3 * statistics.median(row["seconds"][DYNAMIC])
+        lines.append((f"{row['context']:,}", f"{middle:,.0f} ({row['attention']})", shown(row["time"])))
+    head = ("N", "stock Llama, ms", "times its time")
     console.print(Table(head, lines, "prefill with 16x budgets, batch 1", whole=range(3)).rich())
 
 
