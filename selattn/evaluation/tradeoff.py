@@ -255,7 +255,8 @@ def make_plan(
     if baseline is not None and (baseline.sizes or baseline.search):
         raise SelattnError(f"the baseline is a model as it is, not {baseline.name}: give MODEL or NAME=MODEL")
     everybody = (*filter(None, [baseline]), *curves)
-    _check_vocabularies([curve.loaded for curve in everybody])
+    if len({curve.loaded.tokenizer.fingerprint for curve in everybody}) > 1:  # losses are of the same tokens
+        raise SelattnError("these models have different vocabularies: their losses cannot be compared")
     context = context or curves[0].loaded.description.context
     for curve in everybody:
         check_context(curve.model, curve.loaded, context)
@@ -294,12 +295,6 @@ def read_curves(file: Path, curves: Sequence[Curve], baseline: Curve | None) -> 
     for name in {curve.name for curve in curves} & {curve.name for curve in before.curves}:
         raise SelattnError(f"{file} has a curve {name!r} already: give this one another name, NAME=MODEL")
     return as_body(found, Provenance, file), before
-
-
-def _check_vocabularies(models: Sequence[Loaded]) -> None:
-    """Losses can be compared only over the same tokens."""
-    if len({model.tokenizer.fingerprint for model in models}) > 1:
-        raise SelattnError("these models have different vocabularies: their losses cannot be compared")
 
 
 def _check_frame(frame: Tradeoff, before: Tradeoff, file: str) -> None:
@@ -357,18 +352,17 @@ def _collect(
     losses = {} if base is None else base.loss
     curves = [] if before is None else [*before[1].curves]
     for name in dict.fromkeys(curve.name for curve, _ in measured):
-        same = [(curve, points) for curve, points in measured if curve.name == name]
-        of = tuple(_model(curve) for curve, _ in same)
-        points = tuple(point for _, points in same for point in points)
+        same = [(curve, line) for curve, line in measured if curve.name == name]
+        of = tuple(
+            CurveModel(curve.model, curve.loaded.training_seed, curve.policy)
+            if curve.search is None
+            else CurveModel(curve.model, curve.loaded.training_seed, curve.search.policy, str(curve.search.folder))
+            for curve, _ in same
+        )
+        points = tuple(point for _, line in same for point in line)
         curves.append(MeasuredCurve(name, of, points, at_losses(points, losses, frame.context)))
     origin = None if before is None else Origin(before[0].command, before[0].date, before[0].machine)
     return replace(frame, baseline=base, curves=tuple(curves), extends=origin)
-
-
-def _model(curve: Curve) -> CurveModel:
-    if curve.search is None:
-        return CurveModel(curve.model, curve.loaded.training_seed, curve.policy)
-    return CurveModel(curve.model, curve.loaded.training_seed, curve.search.policy, str(curve.search.folder))
 
 
 def nearest(paths: Sequence[tuple[int, ...]], sizes: Iterable[float]) -> list[tuple[int, ...]]:
