@@ -60,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     )
     curve.add_argument("--baseline", metavar="[NAME=]MODEL", help="say where curves reach this model's loss")
     _options.file(curve, "--extend", "add to a record on the same text", "RECORD")
-    _options.file(curve, "--figure", "(default: beside the record)")
+    _options.file(curve, "--figure", "write the figure there (default: beside the record)")
     _options.file(parser, "--record", "write the record there (JSON)")
     _options.add_html(parser)
     add_text_options(parser)

@@ -32,7 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="a file, 'paper', or 'sample' (the model's own, if it has one)",
     )
     _options.file(parser, "--out", "write the page there")
-    parser.add_argument("--policies", nargs="+", metavar="POLICY", help="(default: selective h2o window+4)")
+    parser.add_argument("--policies", nargs="+", metavar="POLICY", help="to compare (default: selective h2o window+4)")
     _options.number(
         parser, "--budgets", "the same in each layer (default: powers of 2)", least=2, metavar="K", nargs="+"
     )

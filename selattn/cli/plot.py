@@ -14,7 +14,8 @@ Of many texts (--text FILE, a folder, or a source as `selattn eval --data` takes
 Of records:
   tradeoff       of `selattn eval --curve`
   search         of `selattn prune`
-  curves, scaling   of training_record.json
+  curves         loss over training, of training_record.json
+  scaling        loss against size, context and heads, of training_record.json
 
 In place of a model, a record that --record wrote draws the same figure again without the model.
 """
@@ -53,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     _options.number(parser, "--rows", "texts of a mean", 100)
     parser.add_argument("--split", default="validation", help="of a source of many texts (default: validation)")
     _options.add_seed(parser, "of the order of many texts")
-    parser.add_argument("--title", metavar="TEXT", help="(default: made of the model's name)")
+    parser.add_argument("--title", metavar="TEXT", help="of the figure (default: made of the model's name)")
 
 
 def run(args: argparse.Namespace) -> int:
