@@ -22,7 +22,7 @@ from selattn.utils.records import check_output
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.evaluation import Comparison, Tradeoff
+    from selattn.evaluation import Tradeoff
     from selattn.evaluation.tradeoff import Curve
     from selattn.utils.distributed import Team
 
@@ -144,7 +144,7 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
     from selattn.evaluation import evaluate
     from selattn.evaluation.subjects import Subject
     from selattn.utils.records import provenance
-    from selattn.views.reports import comparison_report
+    from selattn.views.reports import comparison_report, comparison_tables
 
     subjects = [Subject.parse(model, args.policy) for model in args.models]
     how = {name: getattr(args, name) for name in ("tasks", "data_dir", "speed", "limit")}
@@ -153,7 +153,8 @@ def run_side_by_side(args: argparse.Namespace, console: Console, team: Team) -> 
         if args.html is not None:
             comparison_report(found, provenance(args.seed)).save(args.html)
         show_files(console, recorded=args.record, reported=args.html)
-        show_comparison(found, console)
+        for table in comparison_tables(found.models):
+            console.print(table.rich())
 
 
 def run_curve(args: argparse.Namespace, console: Console, team: Team) -> None:
@@ -208,27 +209,6 @@ def show_files(console: Console, **files: Path | None) -> None:
     for what, file in files.items():
         if file:
             console.print(f"{what} in {file}", soft_wrap=True)
-
-
-def show_comparison(found: Comparison, console: Console) -> None:
-    """Tables with a line for each model."""
-    from selattn.utils.tables import Table
-    from selattn.views.reports import tasks_table
-
-    first = found.models[0]
-    head, rows = ["model", *first.text, "KV factor"], []
-    if first.decoding is not None:
-        head += ["cache bytes", "of a whole one", "tokens/s"]
-    for one in found.models:
-        cells = [one.model, *(f"{text.loss:.4f}" for text in one.text.values()), f"{one.kv.memory_factor:.2f}"]
-        if one.decoding is not None:
-            low, high = one.decoding.quartiles
-            cells += [f"{one.decoding.cache_bytes:,}", f"{one.decoding.full_bytes:,}"]
-            cells.append(f"{one.decoding.tokens_per_second:.1f} ({low:.1f} to {high:.1f})")
-        rows.append(cells)
-    console.print(Table(head, rows, "models").rich())
-    if first.tasks:
-        console.print(tasks_table(found.models).rich())
 
 
 def show_curves(found: Tradeoff, console: Console) -> None:

@@ -223,6 +223,13 @@ def comparison_report(found: Comparison, made: Provenance) -> Report:
     )
 
 
+def comparison_tables(models: Sequence[Evaluated]) -> list[Table]:
+    """The same in the terminal."""
+    first = models[0]
+    wanted = (losses, first.text), (tasks_table, first.tasks), (memory, True), (decoding, first.decoding)
+    return [make(models) for make, measured in wanted if measured]
+
+
 def losses(models: Sequence[Evaluated]) -> Table:
     """Log-perplexity of each model on each text; the best on the first text stands out."""
     texts = list(models[0].text)

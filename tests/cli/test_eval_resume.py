@@ -124,7 +124,7 @@ def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
         assert kinds(measured) == {}
 
 
-@pytest.mark.parametrize(("words", "last"), [(ALL, "show_comparison"), (CURVE, "show_files")])
+@pytest.mark.parametrize(("words", "last"), [(ALL, "show_files"), (CURVE, "show_files")])
 def test_everything_is_written_before_it_is_shown(monkeypatch, words, last):
     """Whoever reads what is shown may have gone: `selattn eval ... | head`."""
     monkeypatch.setattr(f"selattn.cli.eval.{last}", interrupt)

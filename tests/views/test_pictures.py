@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from selattn import plot
-from selattn.cli.plot import OF_A_TEXT, OF_MANY, OF_RECORDS
 from selattn.evaluation.traces import MeanF, Trace
 from tools.pictures import IMAGES, LARGEST, REPRODUCED, SECOND, VIEWS, plots
 
@@ -16,7 +15,7 @@ NAMES = [*plots(), *REPRODUCED, *VIEWS]
 
 
 def test_every_figure_has_a_picture():
-    assert {*OF_A_TEXT, *OF_MANY, *OF_RECORDS} == set(plots())
+    assert set(plot.FIGURES) == set(plots())
     assert all(command.split()[0] == name for name, command in plots().items())
 
 
