@@ -136,7 +136,7 @@ def test_other_budgets_are_replayed_and_say_so(zoo, tab):
     assert "(approximate)" in shown.ask(
         "() => (explorer.choose(3), explorer.ready.then(() => document.body.innerText))"
     )
-    assert said(shown)[1].endswith("what the layers before this one have forgotten would change F.")
+    assert said(shown)[1].endswith("evictions in the layers before this one would change F.")
 
 
 def said(shown):
@@ -190,7 +190,7 @@ def test_layers_that_do_not_select_are_replayed_too(tab, tmp_path):
     assert at == [12, *(min(j + k - 1, 12) for j in range(1, 12))]
     assert said(shown) == (
         "exact",
-        "Exact: this layer does not select, so F is 0, and the oldest token but the first leaves.",
+        "Exact: this layer does not select, so F is 0, and the oldest token but the first is evicted.",
     )
 
 
@@ -237,7 +237,7 @@ def test_a_click_tells_who_masked_it_and_when_it_left(zoo, tab):
     best = int(trace.S(1)[:, 5].argmax())
     assert "token 5" in said
     left = trace.evicted_at(1)[1][5]
-    assert f"Leaves this layer at step {left}" in said
+    assert f"Evicted from this layer at step {left}" in said
     rows = "() => [...document.querySelectorAll('aside tr[data-layer]')].map((x) => x.lastChild.textContent)"
     expected = [at if at < trace.size else "never" for at in trace.evicted_at(1)[:, 5].tolist()]
     assert shown.ask(rows) == [str(at) for at in expected]

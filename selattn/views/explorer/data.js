@@ -83,11 +83,11 @@ class Subject {
     return [...new Set(all)].sort((a, b) => a - b);
   }
 
-  // {at: Uint16Array [N], exact, from}: when each token leaves a layer, and where that is known from.
+  // {at: Uint16Array [N], exact, from}: when each token is evicted from a layer, and how that is known.
   async leaving(policy, budgets, layer) {
     const size = this.size, k = budgets[layer];
     if (policy === "none" || k >= size) return { at: new Uint16Array(size).fill(size), exact: true, from: FROM.room };
-    const run = this.sameBudgets(policy, budgets, layer + 1); // what later layers keep is nothing to this one
+    const run = this.sameBudgets(policy, budgets, layer + 1); // the budgets of later layers do not matter to this one
     const stored = async (number) => (await this.evictedAt(number)).subarray(layer * size, (layer + 1) * size);
     if (run >= 0) {
       const whole = this.sameBudgets(policy, budgets) >= 0;
@@ -105,19 +105,19 @@ class Subject {
   }
 }
 
-// Where it is known from when tokens leave: what is exact, and what stands in for a forward that was not made.
+// How evictions are known: what is exact, and what replaces a forward that was not made.
 const FROM = {
-  room: "Exact: this layer has room for every token, so nobody leaves it.",
+  room: "Exact: this layer has room for every token, so it evicts none.",
   forward: "Exact: from a forward of the model with these budgets.",
   below: "Exact: from a forward of the model with these budgets up to this layer, which later layers do not change.",
-  positions: "Exact: a window goes by positions alone, whatever other layers keep.",
-  oldest: "Exact: this layer does not select, so F is 0, and the oldest token but the first leaves.",
+  positions: "Exact: a window depends on positions alone, whatever other layers keep.",
+  oldest: "Exact: this layer does not select, so F is 0, and the oldest token but the first is evicted.",
   replay: (step, before) =>
     `Approximate: replayed from F of the whole cache, rounded to steps of ${fraction(step)}. The model was not run with these ` +
-    `budgets${before ? ": what the layers before this one have forgotten would change F." : "; but for the rounding, F would be the same."}`,
+    `budgets${before ? ": evictions in the layers before this one would change F." : "; but for the rounding, F would be the same."}`,
   like:
     "Approximate: from a forward with this K in this layer and other budgets in those before it. The model was not run with " +
-    "these budgets: what the layers before this one have forgotten would change who leaves.",
+    "these budgets: evictions in the layers before this one would change which tokens are evicted here.",
 };
 
 const isWindow = (policy) => /^window(\+\d+)?$/.test(policy);
@@ -128,7 +128,7 @@ function windowRank(policy, k) {
   return (row, j) => (j < sinks ? -Infinity : -j);
 }
 
-// Before a row attends, when the budget is used up, the kept token of the highest rank leaves; of equals not the first token, then
+// Before a row attends, when the budget is used up, the kept token of the highest rank is evicted; of equals not the first, then
 // the oldest.
 function replay(size, budget, rank) {
   const at = new Uint16Array(size).fill(size), kept = [];

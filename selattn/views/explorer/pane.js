@@ -88,7 +88,7 @@ class Pane {
     const kinds = subject.kinds.map((kind, l) => [String(l), kind === "selective" ? `${l}` : `${l} (${kind})`]);
     this.layerSelect = choice("layer", kinds, state.layer, (value) => this.change({ layer: Number(value) }));
     const policies = [...new Set(subject.runs.map((run) => run.policy))];
-    choice("who leaves", [["none", "nobody"], ...policies.map((p) => [p, p])], state.policy,
+    choice("policy", [["none", "none"], ...policies.map((p) => [p, p])], state.policy,
       (value) => this.change({ policy: value }));
     this.sliders = [];
     if (state.policy !== "none") {
@@ -170,7 +170,7 @@ class Pane {
     }
   }
 
-  // Of each layer: how many tokens it holds when the row attends, and when the chosen token leaves, if that is known.
+  // Of each layer: how many tokens it holds when the row attends, and when the chosen token is evicted, if that is known.
   async heldBy(at, chosen) {
     const { subject, state } = this;
     if (state.policy === "none") return null;
@@ -194,11 +194,11 @@ class Pane {
     const token = chosen !== null && chosen < subject.size;
     side.replaceChildren();
     if (token) this.drawToken(at, chosen, layer, gone);
-    else make("p", side, "Click a token: who masked it, by how much, and when it left.", "note");
+    else make("p", side, "Click a token: which tokens masked it, by how much, and when it was evicted.", "note");
     make("h2", side, "Layers");
     const table = make("table", side);
     const head = make("tr", table);
-    const names = layers ? ["layer", "K", "held", ...(token ? ["leaves at"] : [])] : ["layer", "attention"];
+    const names = layers ? ["layer", "K", "held", ...(token ? ["evicted at"] : [])] : ["layer", "attention"];
     for (const name of names) make("th", head, name);
     for (let l = 0; l < subject.layers; l++) {
       const row = make("tr", table, undefined, l === state.layer ? "here" : "");
@@ -234,11 +234,11 @@ class Pane {
     const left = gone.at[j];
     if (this.state.policy !== "none") {
       make("p", side, left < subject.size
-        ? `Leaves this layer at step ${left}, before “${plain(subject.tokens[left])}” looks.${gone.exact ? "" : " (approximate)"}`
+        ? `Evicted from this layer at step ${left}, before “${plain(subject.tokens[left])}” looks.${gone.exact ? "" : " (approximate)"}`
         : `Stays in this layer to the end.${gone.exact ? "" : " (approximate)"}`);
     }
     if (!levels) {
-      make("p", side, "This layer does not select: nobody is masked.", "note");
+      make("p", side, "This layer does not select: it masks no token.", "note");
       return;
     }
     if (j <= at) make("p", side, `F for the framed token: ${number(levels[corner(at) + j] * step)}`);
@@ -261,7 +261,7 @@ class Pane {
       if (rows.length > MOST_LISTED) make("p", side, `and ${rows.length - MOST_LISTED} more`, "note");
     };
     const by = maskers(levels, step, subject.size, subject.shift, j).map(({ by, much }) => [by, much]);
-    list("Masked by", by, "nobody");
-    list("Masks", masked(levels, step, subject.size, subject.shift, j).map(({ whom, much }) => [whom, much]), "nobody");
+    list("Masked by", by, "no token");
+    list("Masks", masked(levels, step, subject.size, subject.shift, j).map(({ whom, much }) => [whom, much]), "no token");
   }
 }
