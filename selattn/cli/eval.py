@@ -130,7 +130,7 @@ def check_options(args: argparse.Namespace) -> None:
     if args.curve:
         _options.refuse(args, ["policy"], "with --curve a policy belongs to its curve: MODEL@sizes:POLICY")
     else:
-        _options.refuse(args, ["sizes", "baseline", "figure", "extend"], "they belong to --curve")
+        _options.refuse(args, ["sizes", "baseline", "figure", "extend"], "without --curve no curve is measured")
     if not args.data:
         _options.refuse(args, ["rows", "skip", "long", "no_eos", *TEXT], "without --data no text is read")
     if not args.tasks:

@@ -152,7 +152,7 @@ def test_a_record_is_extended(capsys):
         ([*more, *TEXT, "--skip", "1"], "extended.json was measured with the skip 0"),
         ([*more, *TEXT, "--baseline", "model"], "leave --baseline out"),
         (["eval", "one=model", *more[2:], *TEXT], "has a curve 'one' already"),
-        (["eval", "model", *TEXT, "--extend", "extended.json"], "--extend would change nothing: they belong"),
+        (["eval", "model", *TEXT, "--extend", "extended.json"], "--extend would change nothing: without --curve"),
     ):
         assert main(words) == 2
         assert says in capsys.readouterr().err
