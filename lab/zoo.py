@@ -1,4 +1,7 @@
-"""`python -m lab zoo [NAME ...]`: train the models of the zoo that are missing, and export them in bf16."""
+"""`python -m lab zoo [NAME ...]`: train the models of the zoo that are missing, and export them in bf16.
+
+With --cards it writes the models' cards instead (lab/cards.py).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from lab import cards
 from lab.runs import ZOO, find_run
 from selattn.cli import _options
 from selattn.cli._options import Parser
@@ -36,11 +40,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--runs", type=_options.path, default=Path(MADE), metavar="FOLDER", help=f"of the runs (default: {MADE})"
     )
+    parser.add_argument("--cards", action="store_true", help="train nothing: write the cards that are stale")
     args = parser.parse_args(argv)
     for name in args.names:
         if name not in names():
             raise SelattnError(f"unknown model {name!r}; {advice(name, names())}")
     wanted = args.names or names()
+    if args.cards:
+        for path in cards.write_cards({name: folder for name, folder in zoo_models().items() if name in wanted}):
+            print(path)
+        return 0
     if args.source and not any(map(reads_text, wanted)):
         raise SelattnError(f"--source would change nothing: {' and '.join(wanted)} read no text")
     if make_zoo(wanted, args.source, args.set, args.runs, Shown(keep=True)):
