@@ -110,8 +110,8 @@ print(f"8, 8 and 64 in the last layer, h2o: {loss([8, 8, 64], 'h2o'):.3f}")
 # %% [markdown]
 # A few tokens are enough for this text, because the model is small and reads little of what is far away. That is no
 # promise for your model: a low loss can hide that a name or a number from far back is gone. Ask for such facts, too,
-# before you rely on a budget. [Stock models](../stock.md#what-eviction-costs) has measurements with SmolLM2 and a passkey
-# test.
+# before you rely on a budget. [Stock models](../stock.md#what-eviction-costs) has measurements with SmolLM2 and a
+# passkey test.
 #
 # ## A policy of your own
 #

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 import selattn
-from selattn.evaluation.text import Text
+from selattn.evaluation import Text
 from selattn.pruning import Until
 from selattn.training import changed, find_run
 
