@@ -25,7 +25,8 @@ from selattn.data.rows import DocumentRows
 from selattn.data.store import build_store
 from selattn.data.tokenizer import from_sentencepiece, sentencepiece_from_llama2c
 from selattn.evaluation import log_perplexity, make_batches
-from selattn.models import SelectiveForCausalLM, from_llama2c
+from selattn.models import make_selective
+from selattn.models.formats import read_llama2c
 from selattn.utils import records
 
 QUOTES = {"â€œ": "“", "â€™": "’", "â€˜": "‘", "â€”": "—", "â€“": "–", "â€": "”"}  # UTF-8 that was read as Windows-1252
@@ -38,7 +39,7 @@ def mended(text: str) -> str:
     return text
 
 
-def loss(model: SelectiveForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
+def loss(model: Any, tokenizer: Tokenizer, texts: Sequence[str]) -> dict[str, Any]:
     """On one document in each row, cut at the context size."""
     with tempfile.TemporaryDirectory() as made:
         rows = DocumentRows(build_store(Path(made) / "store", texts, tokenizer), model.config.max_position_embeddings)
@@ -48,10 +49,10 @@ def loss(model: SelectiveForCausalLM, tokenizer: Tokenizer, texts: Sequence[str]
 
 
 @torch.inference_mode()
-def own_texts(model: SelectiveForCausalLM, count: int, seed: int) -> dict[str, Any]:
+def own_texts(model: Any, count: int, seed: int) -> dict[str, Any]:
     """The loss on texts that are sampled from the model, each until its end or that of the context."""
     torch.manual_seed(seed)
-    cache, ids = model.model.new_cache(), torch.full((count, 1), model.config.bos_token_id)
+    cache, ids = model.new_cache(), torch.full((count, 1), model.config.bos_token_id)
     going, found, tokens = torch.ones(count, dtype=torch.bool), 0.0, 0
     for _ in range(model.config.max_position_embeddings - 1):
         logits = model(ids, past_key_values=cache, use_cache=True).logits[:, -1].log_softmax(-1)
@@ -62,7 +63,7 @@ def own_texts(model: SelectiveForCausalLM, count: int, seed: int) -> dict[str, A
     return {"loss": found / tokens, "documents": count, "tokens": tokens}
 
 
-def greedy_agrees(model: SelectiveForCausalLM, tokenizer: Tokenizer, page: str) -> bool:
+def greedy_agrees(model: Any, tokenizer: Tokenizer, page: str) -> bool:
     """Whether the model says what its document shows for a temperature of 0."""
     shown = re.search(r"-t 0\.0\n(.*?)\n```", page, re.DOTALL)
     assert shown is not None
@@ -82,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     pieces = args.checkpoints / "tok512.bin"
     tokenizer = Tokenizer(from_sentencepiece(sentencepiece_from_llama2c(pieces), str(pieces)))
-    model = from_llama2c(args.checkpoints / "stories260K.bin")
+    model = make_selective(read_llama2c(args.checkpoints / "stories260K.bin"), selection=None, cache_policy="window+4")
     paragraphs, stories = (
         list(documents(args.text, "validation", Reading(separator=separator, validation=1.0)))
         for separator in ("blank", "single")

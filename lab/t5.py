@@ -16,10 +16,8 @@ from lab.scales import PAIR
 from lab.spans import COUNT, Spans, SpanSamples, TextRows, sentinels_of, with_sentinels
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
-from selattn.models.stock.classes import config_class, model_class
-from selattn.models.stock.families import FAMILIES
-from selattn.models.stock.settings import StockSettings
-from selattn.models.stock.t5 import describe_t5
+from selattn.models.stock.families import FAMILIES, config_class, model_class
+from selattn.models.stock.model import StockSettings
 from selattn.ops import Selection
 from selattn.training.config import (
     Batching,
@@ -154,7 +152,7 @@ def t5_config(run: RunConfig, tokenizer: Tokenizer | None) -> Any:
 
 def t5_ends(config: Any) -> Ends:
     """Where the course of a T5 ends; its layers are those of the decoder."""
-    decoder = describe_t5(config)
+    decoder = config.description
     return Ends(decoder.layers, decoder.selects, StockSettings.from_dict(config.selattn).strength, decoder.budgets)
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from selattn import Budgets, Policy, Sequences, eviction_order, selective_attention
-from selattn.models.kinds import parse_kind
-from selattn.models.seam import Description
+from selattn.models.seam import Description, parse_kind
 
 HEADS, WIDTH = 2, 16
 

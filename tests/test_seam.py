@@ -14,11 +14,9 @@ from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.speed import measure_decoding
 from selattn.evaluation.subjects import Subject, kv_size
 from selattn.evaluation.text import Text
-from selattn.models import seam
-from selattn.models.engine import Engine
-from selattn.models.generation import continued
+from selattn.models import Engine, seam
+from selattn.models.generation import continued, sampler
 from selattn.models.loading import load
-from selattn.models.sampling import sampler
 from selattn.pruning import Procedure, Until, first_step, steps
 from selattn.pruning.trials import WholeTrials, make_trials
 from selattn.utils.distributed import Team

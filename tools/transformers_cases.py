@@ -6,14 +6,7 @@
 import unittest
 
 from selattn.cache import SelectiveCache
-from selattn.models import (
-    SelectiveConfig,
-    SelectiveForCausalLM,
-    SelectiveForQuestionAnswering,
-    SelectiveForSequenceClassification,
-    SelectiveForTokenClassification,
-    SelectiveModel,
-)
+from selattn.models import SelectiveConfig, SelectiveForCausalLM, SelectiveModel
 from tests import causal_lm_tester, test_fsdp_mixin
 
 # transformers runs these on a few chosen types of models only.
@@ -27,9 +20,6 @@ class RotaryTester(causal_lm_tester.CausalLMModelTester):
     config_class = SelectiveConfig
     base_model_class = SelectiveModel
     causal_lm_class = SelectiveForCausalLM
-    question_answering_class = SelectiveForQuestionAnswering
-    sequence_classification_class = SelectiveForSequenceClassification
-    token_classification_class = SelectiveForTokenClassification
     positions = "rotary"
 
 

@@ -57,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
 
     from selattn.cache import import_policy, make_policy
     from selattn.evaluation.subjects import check_budgets, read_budgets
-    from selattn.models.generation import continued
+    from selattn.models.generation import continued, greedy, sampler
     from selattn.models.loading import load
-    from selattn.models.sampling import greedy, sampler
 
     policy = None if args.policy is None else import_policy(args.policy)
     loaded = load(args.model, dtype=None, device="cpu")

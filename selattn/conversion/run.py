@@ -20,8 +20,8 @@ from selattn.conversion.trainer import Converter, check_teacher, make_student, o
 from selattn.errors import SelattnError, require
 from selattn.evaluation.losses import Batch, count_tokens, log_perplexity, make_batches
 from selattn.evaluation.text import Text, TextRows
+from selattn.models.formats import change_config
 from selattn.models.loading import Loaded, load
-from selattn.models.saved import change_config
 from selattn.models.seam import LanguageModel
 from selattn.pruning import Pruned, Until, prune
 from selattn.training import folder as run_folder

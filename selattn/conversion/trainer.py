@@ -27,11 +27,11 @@ from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError, require
 from selattn.evaluation.subjects import check_context
 from selattn.models import NewForm, SelectiveForCausalLM, make_selective, make_standard
-from selattn.models.causal_lm import next_tokens
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import SelectingForm
+from selattn.models.formats import quiet
 from selattn.models.loading import Loaded, load
-from selattn.models.weights import quiet
+from selattn.models.outputs import next_tokens
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data, prepare
 from selattn.training.model import Course, Ends, Made, check_course, check_memory

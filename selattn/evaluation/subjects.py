@@ -24,10 +24,9 @@ import torch
 
 from selattn.cache import Budgets, Policy, Window, check_policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
-from selattn.models.evicting import check_selects
-from selattn.models.kinds import AttentionKind
 from selattn.models.loading import Loaded, load
-from selattn.models.seam import Description, LanguageModel
+from selattn.models.passes import check_selects
+from selattn.models.seam import AttentionKind, Description, LanguageModel
 from selattn.ops.rules import pattern_visible
 from selattn.utils.memory import check_fits
 

@@ -1,41 +1,20 @@
 """The paper's decoder, and stock decoders made selective. Importing it makes the `Auto` classes know them."""
 
-from selattn.models.auto import register
-from selattn.models.causal_lm import SelectiveForCausalLM
-from selattn.models.config import SelectiveConfig
-from selattn.models.decoder import SelectiveModel
-from selattn.models.engine import Engine
-from selattn.models.gpt2 import from_gpt2
-from selattn.models.heads import (
-    SelectiveForQuestionAnswering,
-    SelectiveForSequenceClassification,
-    SelectiveForTokenClassification,
-)
-from selattn.models.llama2c import from_llama2c
-from selattn.models.loading import Loaded, load
-from selattn.models.outputs import SelectiveModelOutput, SelectiveOutput
-from selattn.models.seam import LanguageModel
-from selattn.models.stock import NewForm, evicting, make_selective, make_standard
-
-__all__ = [
-    "Engine",
-    "LanguageModel",
-    "Loaded",
-    "NewForm",
-    "SelectiveConfig",
-    "SelectiveForCausalLM",
-    "SelectiveForQuestionAnswering",
-    "SelectiveForSequenceClassification",
-    "SelectiveForTokenClassification",
-    "SelectiveModel",
-    "SelectiveModelOutput",
-    "SelectiveOutput",
-    "evicting",
-    "from_gpt2",
-    "from_llama2c",
-    "load",
-    "make_selective",
-    "make_standard",
-]
+from selattn.models.causal_lm import SelectiveForCausalLM as SelectiveForCausalLM
+from selattn.models.causal_lm import register
+from selattn.models.config import SelectiveConfig as SelectiveConfig
+from selattn.models.decoder import SelectiveModel as SelectiveModel
+from selattn.models.form import NewForm as NewForm
+from selattn.models.generation import Engine as Engine
+from selattn.models.loading import Loaded as Loaded
+from selattn.models.loading import load as load
+from selattn.models.outputs import SelectiveModelOutput as SelectiveModelOutput
+from selattn.models.outputs import SelectiveOutput as SelectiveOutput
+from selattn.models.seam import LanguageModel as LanguageModel
+from selattn.models.stock.families import register_configs
+from selattn.models.stock.make import evicting as evicting
+from selattn.models.stock.make import make_selective as make_selective
+from selattn.models.stock.make import make_standard as make_standard
 
 register()
+register_configs()

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import SelectingForm
-from selattn.models.splitting import check_loading
-from selattn.models.zoo import from_zoo
 
+_OWN_HEAD = "tensor parallelism would give each rank a selecting head of its own"
 REENTRANT = "reentrant gradient checkpointing can lose gradients in silence: set use_reentrant=False"
 
 
@@ -51,6 +50,33 @@ def _is_reentrant(func: Any) -> bool:
     return bool(getattr(func, "keywords", {}).get("use_reentrant"))
 
 
+def check_loading(options: dict[str, Any]) -> None:
+    """Raise for arguments of `from_pretrained` that a selective model cannot be loaded with; safetensors are set."""
+    if options.setdefault("use_safetensors", True) is not True:
+        raise SelattnError("selattn reads weights from safetensors only: leave use_safetensors out")
+    across = options.get("distributed_config") or {}
+    # Sharding (FSDP2) gathers a layer's weights before it runs: it splits no layer.
+    for given in (options, across if isinstance(across, dict) else vars(across)):
+        if given.get("tp_plan") or (given.get("tp_size") or 1) > 1:
+            raise SelattnError(f"{_OWN_HEAD}: leave it out")
+        if (given.get("pp_size") or 1) > 1:
+            raise SelattnError("selattn models cannot be split into the stages of a pipeline: leave pp_size out")
+
+
+def check_whole(model: nn.Module) -> None:
+    """Raise for a model whose weights are spread over processes.
+
+    transformers says so in `_tp_size`, also in versions whose shards are plain tensors; others leave DTensors.
+    """
+    if (getattr(model, "_tp_size", None) or 1) > 1:
+        raise SelattnError(f"{_OWN_HEAD}: load the model whole")
+    if any(type(parameter).__name__ == "DTensor" for parameter in model.parameters()):
+        raise SelattnError(
+            f"the weights of {type(model).__name__} are spread over processes: make it selective first, and shard it "
+            "then, by FSDP2 and not by tensor parallelism"
+        )
+
+
 class SelectivePreTrainedModel(Recomputing, PreTrainedModel):
     """The base of both models."""
 
@@ -71,12 +97,12 @@ class SelectivePreTrainedModel(Recomputing, PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, also of `zoo:NAME`; from safetensors only, since other formats can run code when read."""
+        """As in transformers; from safetensors only, since other formats can run code when read."""
         check_loading(kwargs)
-        return super().from_pretrained(from_zoo(pretrained_model_name_or_path), *args, **kwargs)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     def _init_weights(self, module: Any) -> None:
-        """As in transformers; a new form, whose matrices come before it, begins where it forgets nothing."""
+        """As in transformers; a new form, whose matrices come before it, starts where it forgets nothing."""
         super()._init_weights(module)
         if isinstance(module, SelectingForm):
             module.reset_parameters()

@@ -11,10 +11,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError, advice
-from selattn.models.kinds import AttentionKind, layer_kinds
 from selattn.models.rope import read_rope, without_replaced
-from selattn.models.seam import Description, end_tokens
-from selattn.models.zoo import from_zoo
+from selattn.models.seam import AttentionKind, Description, end_tokens, layer_kinds
 from selattn.ops import Selection, backends
 
 _CHOICES = {
@@ -66,7 +64,7 @@ class SelectiveConfig(PreTrainedConfig):
         head_dim: size of a head.
         intermediate_size: hidden size of the MLP; None is floor(8 / 3 d_model) for SwiGLU and 4 d_model for GELU.
         max_position_embeddings: the context size; with learned positions no sequence can be longer.
-        attention: kind of attention of each layer, repeated over the layers. See `selattn.models.kinds`.
+        attention: kind of attention of each layer, repeated over the layers. See `selattn.models.seam`.
         positions: "learned" or "rotary".
         rope_theta: the base of the rotary frequencies, 10000 unless given.
         rope_parameters: their scaling, as in transformers (also under its older name, rope_scaling), of the type
@@ -94,7 +92,7 @@ class SelectiveConfig(PreTrainedConfig):
         memory_tau: tau of M_i.
         cache_budgets: K_l, how many tokens each layer may keep: one number, or one for each layer; None is no limit.
             In force in decoding and, with the same result, in every full forward.
-        cache_policy: who leaves when a layer is full, see `selattn.cache.POLICIES`.
+        cache_policy: which token is evicted when a layer is full, see `selattn.cache.POLICIES`.
         backend: the attention backend, see `selattn.ops.backends()`.
         use_cache: whether a forward returns a cache.
         pad_token_id: of padding.
@@ -173,11 +171,6 @@ class SelectiveConfig(PreTrainedConfig):
         return cls(**{**variant, **sizes, **changes})
 
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers, also of `zoo:NAME`."""
-        return super().from_pretrained(from_zoo(pretrained_model_name_or_path), *args, **kwargs)
-
-    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """As in transformers; but what is changed on the way is checked like the rest, also for mistyped names."""
         own = {field.name for field in dataclasses.fields(cls)} - {
@@ -204,7 +197,7 @@ class SelectiveConfig(PreTrainedConfig):
 
     @property
     def budgets(self) -> Budgets | None:
-        """The budgets in their checked form; None if nothing is to leave."""
+        """The budgets in their checked form; None for no limit."""
         return Budgets.of(self.cache_budgets)
 
     @property

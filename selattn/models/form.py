@@ -1,9 +1,11 @@
-"""A selecting form of its own, beside the heads of a model that was trained without selection."""
+"""A separate selecting form, beside the heads of a model that was trained without selection."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -77,3 +79,49 @@ class SelectingForm(nn.Module):
     def _by_mask(self, x: Tensor) -> Tensor:
         """[B, N, S * size] to [B, S, N, size]."""
         return x.unflatten(-1, (self.masks, -1)).transpose(1, 2)
+
+
+# -- in stock models --------------------------------------------------------------------------------------------------
+
+FORM = "selattn_form"  # the keyword argument of the attention function with the form's queries and keys
+
+
+def form_sizes(form: NewForm, config: Any) -> tuple[int, int]:
+    """The number of masks of a form in a model, and their size."""
+    heads = config.num_attention_heads
+    masks = form.masks or getattr(config, "num_key_value_heads", None) or heads
+    if heads % masks:
+        raise SelattnError(f"{masks} masks cannot be shared out among {heads} heads: take a divisor")
+    return masks, form.size or getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
+def add_forms(attention: Sequence[Any], form: NewForm | None, config: Any) -> None:
+    """Give the attention of each layer a form, which reads what the attention reads."""
+    if form is None:
+        return
+    masks, size = form_sizes(form, config)
+    context = form.context or int(getattr(config, "max_position_embeddings", 512))
+    for module in attention:
+        like = next(module.parameters())
+        module.selecting_form = SelectingForm(form, config.hidden_size, masks, size, context).to(
+            like.device, like.dtype
+        )
+        module.selecting_hook = module.register_forward_pre_hook(_add_form, with_kwargs=True)
+
+
+def drop_forms(model: nn.Module) -> None:
+    """Undo `add_forms`."""
+    for module in model.modules():
+        attention: Any = module
+        if isinstance(getattr(attention, "selecting_form", None), SelectingForm):
+            attention.selecting_hook.remove()
+            del attention.selecting_form, attention.selecting_hook
+
+
+def _add_form(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A hook before an attention module: its selecting form reads what the module reads."""
+    states = args[0] if args else kwargs["hidden_states"]
+    form: Any = module.selecting_form
+    return args, {**kwargs, FORM: form(states)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,18 +19,36 @@ UNREAD = ("cu_seq_lens_k", "max_length_q", "max_length_k", "cache_position")
 # What callers written for all kinds of models pass: harmless as long as it is empty, and refused when it is not.
 EMPTY = ("head_mask", "token_type_ids", "encoder_hidden_states", "encoder_attention_mask")
 
-TOLD = ("attention_mask", "position_ids", "cu_seq_lens_q", "seq_idx")  # what tells the sequences of a batch
-
 PACKED = "cu_seq_lens_q describes one packed row: batch size 1, and no cache before it"
 
 
-def refuse_unknown(kwargs: dict[str, Any], forward: Callable[..., Any]) -> None:
-    """A mistyped argument must not be swallowed by the `**kwargs` that transformers wants a `forward` to have."""
+class Told(NamedTuple):
+    """How callers describe the tokens of a batch, as transformers has it."""
+
+    attention_mask: Tensor | None = None  # [B, tokens so far], 0 for padding
+    position_ids: Tensor | None = None  # [B, N]
+    cu_seq_lens_q: Tensor | None = None  # cumulative lengths of the documents of one packed row
+    seq_idx: Tensor | None = None  # [B, N], the number of each token's document
+
+
+class Places(NamedTuple):
+    """Where the new tokens of a forward stand."""
+
+    sequences: Sequences | None  # over all tokens so far; None: one in each row, no padding
+    positions: Tensor  # [B, N]; 0 for padding
+    real: Tensor | None = None  # [B, N] bool, False for padding; None: no padding
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def refuse_unknown(kwargs: Mapping[str, Any], forward: Callable[..., Any], options: Sequence[str]) -> None:
+    """A mistyped argument must not be swallowed by the `**kwargs` of a `forward`, of which it knows `options`."""
     for name, value in kwargs.items():
         if name in EMPTY:
             _refuse_full(name, value)
-        elif name not in UNREAD:
-            known = [*inspect.signature(forward).parameters, *UNREAD, *EMPTY]
+        elif name not in UNREAD and name not in options:
+            known = [*inspect.signature(forward).parameters, *options, *UNREAD, *EMPTY]
             hint = advice(name, known, "a selattn model has no use for it")
             raise SelattnError(f"unknown argument {name!r} of forward: {hint}")
 
@@ -46,128 +64,99 @@ def _refuse_full(name: str, value: Tensor | None) -> None:
         raise SelattnError(rule)
 
 
-def check_given(ids: Tensor | None, embeds: Tensor | None, width: int, **others: Tensor | None) -> None:
-    """Raise for what is no tensor, or not of the kind that belongs there, before any work is done."""
+def check_given(
+    ids: Tensor | None, embeds: Tensor | None, width: int, told: Told, labels: Tensor | None = None
+) -> None:
+    """Raise for arguments of the wrong kind, before any work is done."""
     if (ids is None) == (embeds is None):
         raise SelattnError("give exactly one of input_ids and inputs_embeds")
-    checks.optional(input_ids=ids, inputs_embeds=embeds, **others)
+    named = {"input_ids": ids, "inputs_embeds": embeds, **told._asdict(), "labels": labels}
+    if not all(x is None or isinstance(x, Tensor) for x in named.values()):
+        checks.optional(**named)  # which says what is wrong
     if ids is not None and ids.dim() != 2:
         raise SelattnError(f"input_ids must be [batch, tokens], not {list(ids.shape)}")
     if embeds is not None and (embeds.dim() != 3 or embeds.shape[-1] != width):
         raise SelattnError(f"inputs_embeds must be [batch, tokens, {width}], not {list(embeds.shape)}")
-    for name, x in (("input_ids", ids), *others.items()):
-        if x is not None and x.is_floating_point() and name != "attention_mask":
+    for name, x in named.items():
+        if x is not None and x.is_floating_point() and name not in ("attention_mask", "inputs_embeds"):
             raise SelattnError(f"{name} must hold whole numbers, not {x.dtype}")
-    labels = others.get("labels")
-    shape = ids.shape if ids is not None else embeds.shape[:2] if embeds is not None else None
-    if labels is not None and labels.shape != shape:
-        raise SelattnError(f"labels must be [batch, tokens] = {list(shape or ())}, not {list(labels.shape)}")
+    given = ids if ids is not None else embeds
+    assert given is not None
+    if labels is not None and labels.shape != given.shape[:2]:
+        raise SelattnError(f"labels must be [batch, tokens] = {list(given.shape[:2])}, not {list(labels.shape)}")
+
+
+# -- sequences and positions ------------------------------------------------------------------------------------------
 
 
 def sequences_of(
-    shape: tuple[int, int],
-    past: int,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    cu_seq_lens: Tensor | None,
-    seq_idx: Tensor | None,
-    device: torch.device,
+    shape: tuple[int, int], past: int, told: Told, device: torch.device
 ) -> tuple[Sequences | None, Tensor]:
     """The sequences over past + N tokens (None: one in each row, no padding), and the N new tokens' positions [B, N].
 
-    Padding is what `attention_mask` says. Documents are told by cumulative lengths, or by their numbers (`seq_idx`), or
-    else by positions that restart. A cache holds one sequence in each row.
+    `attention_mask` tells padding. Cumulative lengths tell documents, or their numbers (`seq_idx`), or else positions
+    that restart. A cache holds one sequence in each row.
     """
     batch, length = shape
-    _check_shapes(shape, past, attention_mask, position_ids, seq_idx)
-    mask = _unless_all_real(attention_mask)
+    _check_shapes(shape, past, told)
+    mask = _unless_all_real(told.attention_mask)
+    new_mask = None if mask is None else mask[:, past:]
     documents = None
-    if cu_seq_lens is not None:
+    if told.cu_seq_lens_q is not None:
         if batch != 1 or past:
             raise SelattnError(PACKED)
-        packed = Sequences.from_cu_seqlens(cu_seq_lens.to(device), length)
+        packed = Sequences.from_cu_seqlens(told.cu_seq_lens_q.to(device), length)
         documents, mask = packed.start, packed.real if mask is None else packed.real & mask
-    elif seq_idx is not None:
-        documents = seq_idx.expand(batch, length)
-    elif position_ids is not None and length > 1:
-        documents = _documents(position_ids.expand(batch, length), None if mask is None else mask[:, past:])
+    elif told.seq_idx is not None:
+        documents = told.seq_idx.expand(batch, length)
+    elif told.position_ids is not None and length > 1:
+        documents = _documents(told.position_ids.expand(batch, length), new_mask)
 
     sequences = None if mask is None else Sequences.from_mask(mask)
     if documents is not None and past == 0:
         sequences = _unless_one(Sequences.from_documents(documents, mask))
     elif documents is not None:
-        refuse_several(Sequences.from_documents(documents, None if mask is None else mask[:, past:]))
-    return sequences, _positions(shape, past, sequences, position_ids, device)
+        refuse_several(Sequences.from_documents(documents, new_mask))
+    return sequences, _positions(shape, past, sequences, told.position_ids, device)
 
 
-class Places(NamedTuple):
-    """Where the new tokens of a forward stand."""
-
-    sequences: Sequences | None  # over all tokens so far; None: one in each row, no padding
-    positions: Tensor  # [B, N]; 0 for padding
-    real: Tensor | None = None  # [B, N] bool, which of them are no padding; None: all
-
-
-def whole_places(
-    shape: tuple[int, int],
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    cu_seq_lens: Tensor | None,
-    seq_idx: Tensor | None,
-    device: torch.device,
-) -> Places:
+def whole_places(shape: tuple[int, int], told: Told, device: torch.device) -> Places:
     """The places of tokens that come as whole sequences, with nothing before them."""
-    sequences, positions = sequences_of(shape, 0, attention_mask, position_ids, cu_seq_lens, seq_idx, device)
+    sequences, positions = sequences_of(shape, 0, told, device)
     return Places(sequences, positions, _if_padded(sequences, 0))
 
 
-def next_places(
-    shape: tuple[int, int],
-    cache: SelectiveCache,
-    past: int | None,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    cu_seq_lens: Tensor | None,
-    seq_idx: Tensor | None,
-) -> Places:
-    """Of tokens that go on after what a cache holds, each row on its own.
+def next_places(shape: tuple[int, int], cache: SelectiveCache, past: int | None, told: Told) -> Places:
+    """Of tokens that continue what a cache holds, each row on its own.
 
-    With no mask the new tokens are real. A mask [B, N] tells of the new tokens only; one over all tokens so far must
-    say of the earlier ones what their own masks said. A compiled step has one graph for all lengths, so it asks for
+    With no mask the new tokens are real. A mask [B, N] covers the new tokens only; one over all tokens so far must
+    repeat what earlier masks said of the earlier tokens. A compiled step has one graph for all lengths, so it asks for
     none (`past` is None), and reads masks of the first kind only.
     """
-    length = cache.layers[0].length
+    length, mask = cache.layers[0].length, told.attention_mask
     if len(length) != shape[0]:
         raise SelattnError(f"this cache holds a batch of {len(length)}, not {shape[0]}: begin with a new cache")
-    if cu_seq_lens is not None:
+    if told.cu_seq_lens_q is not None:
         raise SelattnError(PACKED)
-    new_only = attention_mask is not None and attention_mask.shape[-1] == shape[1]
+    new_only = mask is not None and mask.shape[-1] == shape[1]
     if past is None:
-        real = _unless_all_real(attention_mask) if new_only else None
-        return Places(None, length[:, None] if position_ids is None else position_ids, real)
-    if attention_mask is None or new_only:
-        return _after(length, shape, attention_mask, position_ids, seq_idx)
-    sequences, positions = sequences_of(shape, past, attention_mask, position_ids, None, seq_idx, length.device)
-    _check_repeated(attention_mask[:, : -shape[1]], length)
-    return Places(sequences, positions, _if_padded(sequences, past))
-
-
-def _after(
-    length: Tensor,
-    shape: tuple[int, int],
-    mask: Tensor | None,
-    position_ids: Tensor | None,
-    seq_idx: Tensor | None,
-) -> Places:
-    """New tokens after `length` [B] earlier ones; the mask, if there is one, tells of the new tokens only."""
-    if mask is None and position_ids is None and seq_idx is None:
+        real = _unless_all_real(mask) if new_only else None
+        return Places(None, length[:, None] if told.position_ids is None else told.position_ids, real)
+    if mask is None and told.seq_idx is None and (told.position_ids is None or shape[1] == 1):
+        _check_shapes(shape, past, told)
+        if told.position_ids is not None:
+            return Places(None, told.position_ids.expand(shape))
         return Places(None, length[:, None] + torch.arange(shape[1], device=length.device))
-    sequences, positions = sequences_of(shape, 0, mask, position_ids, None, seq_idx, length.device)
-    refuse_several(sequences)
-    real = None if sequences is None else sequences.real
-    if position_ids is None:
-        positions = positions + length[:, None]
-    return Places(None, positions if real is None else positions.masked_fill(~real, 0), real)
+    if mask is None or new_only:
+        sequences, positions = sequences_of(shape, 0, told, length.device)
+        refuse_several(sequences)
+        real = None if sequences is None else sequences.real
+        if told.position_ids is None:
+            positions = positions + length[:, None]
+        return Places(None, positions if real is None else positions.masked_fill(~real, 0), real)
+    sequences, positions = sequences_of(shape, past, told, length.device)
+    _check_repeated(mask[:, : -shape[1]], length)
+    return Places(sequences, positions, _if_padded(sequences, past))
 
 
 def _check_repeated(earlier: Tensor, length: Tensor) -> None:
@@ -198,8 +187,8 @@ def over_tokens(x: Tensor | None, sequences: Sequences | None, length: Tensor, s
             raise SelattnError("earlier turns had padding: pass attention_mask, which says where, to get attentions")
         return x
     real, at = sequences.real[:, None, None], sequences.positions[:, None, None]
-    found = x.gather(-1, at.clamp(max=x.shape[-1] - 1).expand(*x.shape[:-1], -1).to(x.device))
-    return found.masked_fill(~real.to(x.device), 0.0)
+    here = x.gather(-1, at.clamp(max=x.shape[-1] - 1).expand(*x.shape[:-1], -1).to(x.device))
+    return here.masked_fill(~real.to(x.device), 0.0)
 
 
 def several(sequences: Sequences) -> Tensor:
@@ -240,23 +229,18 @@ def _documents(position_ids: Tensor, real: Tensor | None) -> Tensor:
     return (begins if real is None else begins & real).cumsum(-1)
 
 
-def _check_shapes(
-    shape: tuple[int, int],
-    past: int,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    seq_idx: Tensor | None,
-) -> None:
+def _check_shapes(shape: tuple[int, int], past: int, told: Told) -> None:
     batch, length = shape
-    if attention_mask is not None and tuple(attention_mask.shape) != (batch, past + length):
+    mask = told.attention_mask
+    if mask is not None and tuple(mask.shape) != (batch, past + length):
         hint = ""
-        if attention_mask.ndim == 4:
+        if mask.ndim == 4:
             hint = "; documents are told by position_ids that restart, windows and patterns by the config"
         raise SelattnError(
             f"attention_mask must be [batch, tokens so far] = {[batch, past + length]} with 1 for real tokens, "
-            f"not {list(attention_mask.shape)}{hint}"
+            f"not {list(mask.shape)}{hint}"
         )
-    for name, given in (("position_ids", position_ids), ("seq_idx", seq_idx)):
+    for name, given in (("position_ids", told.position_ids), ("seq_idx", told.seq_idx)):
         if given is not None and tuple(given.shape) not in {(batch, length), (1, length)}:
             raise SelattnError(f"{name} must be [batch, tokens] = {[batch, length]}, not {list(given.shape)}")
 

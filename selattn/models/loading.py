@@ -1,22 +1,24 @@
-"""From the name of a model to its folder, config, weights and tokenizer: found in one place, each read once.
+"""From the name of a model to its folder, config, weights and tokenizer: located in one place, each read once.
 
-    found = load("zoo:memory")      # a folder, the folder of a training run, zoo:NAME, or a model itself
-    found.description.layers        # from the config alone; weights are not read before they are asked for
-    found.model                     # a selattn.models.seam.LanguageModel, in evaluation mode
-    found.tokenizer                 # its own
+    model, tokenizer = load("zoo:memory")   # as transformers has them
+    loaded = load("zoo:memory")             # a folder, the folder of a training run, zoo:NAME, or a model itself
+    loaded.description.layers               # from the config alone; weights are not read before they are asked for
 
-What a folder holds is told by the first of `FORMATS` that knows it. To read another kind of model, write a `Format` and
-add it there; nothing else has to change.
+The first of `selattn.models.formats.FORMATS` that knows a folder reads it. To read another kind of model, derive a
+class from `FolderFormat` and add it there; nothing else has to change.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import json
-import shutil
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -25,110 +27,14 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from selattn.cache import Budgets
 from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
-from selattn.models.config import SelectiveConfig
+from selattn.models.formats import CONFIG, FORMATS, GGUF, FolderFormat, Llama2cFormat, quiet, skeleton
 from selattn.models.seam import Description, LanguageModel
 from selattn.models.stock.families import FAMILIES
-from selattn.models.stock.format import StockFormat
-from selattn.models.stock.gguf import SUFFIX, GgufFormat
-from selattn.models.stock.llama2c import Llama2cFormat
-from selattn.models.weights import CONFIG, check_weights, load_whole, quiet, read_config, skeleton
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
 from selattn.utils.files import digest, read_json
 
 TRAINING = "training_record.json"  # beside a trained model
-_ROUNDED = 128  # a vocabulary may be rounded up to a multiple of this
-
-
-class Format(Protocol):
-    """One kind of model folder, and how it is read."""
-
-    def owns(self, folder: Path) -> bool:
-        """Whether the folder holds a model of this kind; raises for a file that cannot be read."""
-
-    def config(self, folder: Path) -> PreTrainedConfig:
-        """The config that lies in the folder, checked."""
-
-    def describe(self, config: Any) -> Description:
-        """What the config says of the model."""
-
-    def skeleton(self, config: Any) -> nn.Module:
-        """The model without memory for its weights, on the device `meta`."""
-
-    def check(self, folder: Path, config: Any) -> None:
-        """Raise unless the weights are all there and those of the config's model; none of them is loaded."""
-
-    def model(self, folder: Path, dtype: torch.dtype | None) -> LanguageModel:
-        """The model with all its weights; in the dtype in which they are stored if that is None."""
-
-    def has_tokenizer(self, folder: Path) -> bool:
-        """Whether there is a tokenizer in the folder."""
-
-    def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
-        """The tokenizer, which must fit so large a vocabulary."""
-
-    def files(self, folder: Path) -> list[Path]:
-        """What decides what the model computes: weights and config."""
-
-    def save_pruned(self, folder: Path, to: Path, budgets: Budgets, policy: str) -> None:
-        """A copy in the folder `to`, whose config has these budgets and this policy."""
-
-
-class OwnFormat:
-    """Folders of the decoder in this package: `config.json` with its type, safetensors, and a tokenizer beside them."""
-
-    def owns(self, folder: Path) -> bool:
-        """By the type that config.json names."""
-        return read_json(folder / CONFIG).get("model_type") == SelectiveConfig.model_type
-
-    def config(self, folder: Path) -> SelectiveConfig:
-        """The config that lies in the folder, checked."""
-        return read_config(folder)
-
-    def describe(self, config: SelectiveConfig) -> Description:
-        """What the config says of the model."""
-        return config.description
-
-    def skeleton(self, config: SelectiveConfig) -> nn.Module:
-        """The model on the device `meta`."""
-        return skeleton(config)
-
-    def check(self, folder: Path, config: SelectiveConfig) -> None:
-        """By the headers of the files with the weights."""
-        check_weights(folder, config)
-
-    def model(self, folder: Path, dtype: torch.dtype | None) -> LanguageModel:
-        """The model with all its weights."""
-        return load_whole(folder, **({} if dtype is None else {"dtype": dtype}))
-
-    def has_tokenizer(self, folder: Path) -> bool:
-        """Whether one lies beside the weights."""
-        return has_tokenizer(folder)
-
-    def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
-        """What lies beside the weights; one with far fewer tokens than the model is that of another."""
-        found = read_tokenizer(folder)
-        if not found.vocab_size <= vocab_size <= -(-found.vocab_size // _ROUNDED) * _ROUNDED:
-            raise SelattnError(
-                f"the tokenizer in {folder} has {found.vocab_size} tokens, and its model knows {vocab_size}: "
-                "put the one there that the model was trained with"
-            )
-        return found
-
-    def files(self, folder: Path) -> list[Path]:
-        """The weights, then the config."""
-        return [*sorted(folder.glob("*.safetensors")), folder / CONFIG]
-
-    def save_pruned(self, folder: Path, to: Path, budgets: Budgets, policy: str) -> None:
-        """The same files, and another config."""
-        for file in folder.iterdir():
-            if file.is_file():
-                shutil.copy2(file, to)
-        config = read_config(folder)
-        config.cache_budgets, config.cache_policy = budgets.to_json(), policy
-        config.save_pretrained(to)
-
-
-FORMATS: tuple[Format, ...] = (GgufFormat(), Llama2cFormat(), OwnFormat(), StockFormat())
+_NOWHERE = Path(os.devnull) / "nowhere"  # the folder of a model that has none: nothing can be there
 
 
 @dataclass(frozen=True)
@@ -145,19 +51,25 @@ class Loaded:
 
     name: str
     folder: Path
-    format: Format
+    format: FolderFormat
     dtype: torch.dtype | None = torch.float32
     device: str | torch.device | None = None
 
+    def __iter__(self) -> Iterator[Any]:
+        """Model and tokenizer as transformers has them: `model, tokenizer = load(...)`; None without a tokenizer."""
+        yield self.model
+        yield self.tokenizer.hf if self.reads_text else None
+
     @functools.cached_property
-    def config(self) -> PreTrainedConfig:
+    def config(self) -> Any:
         """As it is saved; one line if it cannot be that of a model."""
         return self.format.config(self.folder)
 
     @functools.cached_property
     def description(self) -> Description:
         """What is known of the model without its weights."""
-        return self.format.describe(self.config)
+        described: Description = self.config.description
+        return described
 
     @functools.cached_property
     def model(self) -> LanguageModel:
@@ -186,12 +98,12 @@ class Loaded:
     @property
     def skeleton(self) -> nn.Module:
         """The model without memory for its weights, whatever its size."""
-        return self.format.skeleton(self.config)
+        return skeleton(self.config)
 
     def check(self) -> None:
         """Raise unless the weights are whole, without loading them."""
         with quiet():
-            self.format.check(self.folder, self.config)
+            self.format.check(self.folder)
 
     def check_saving(self) -> None:
         """Raise if `save_pruned` cannot save it."""
@@ -205,10 +117,77 @@ class Loaded:
     def training_seed(self) -> int | None:
         """The seed that the model was trained with, as the record beside it says; None if there is none."""
         try:
-            found = json.loads((self.folder / TRAINING).read_text())["seed"]
+            seed = json.loads((self.folder / TRAINING).read_text())["seed"]
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        return found if isinstance(found, int) else None
+        return seed if isinstance(seed, int) else None
+
+
+@dataclass(frozen=True)
+class Given(Loaded):
+    """A model that a user gives as an object, as it is and where it is.
+
+    Attributes:
+        itself: the model.
+        reader: its tokenizer; None for the one in the folder that it was loaded from, if there is one.
+    """
+
+    itself: LanguageModel | None = None
+    reader: Tokenizer | None = None
+
+    @property
+    def model(self) -> LanguageModel:
+        """The model that was given, as it is."""
+        assert self.itself is not None
+        return self.itself
+
+    @property
+    def description(self) -> Description:
+        """What the model says of itself."""
+        return self.model.description
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The config of a model of transformers; one line for any other."""
+        config = getattr(self.model, "config", None)
+        if not isinstance(config, PreTrainedConfig):
+            raise SelattnError(f"a {type(self.model).__name__} has no config of transformers")
+        return config
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether it has a tokenizer."""
+        return self.reader is not None or has_tokenizer(self.folder)
+
+    @functools.cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The one that was given, or the folder's; one line if there is none."""
+        if not self.reads_text:
+            raise SelattnError(f"{self.name} has no tokenizer: give it one, load(model, tokenizer)")
+        return self.reader or read_tokenizer(self.folder)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """Of the weights and the description."""
+        if not isinstance(self.model, nn.Module):
+            raise SelattnError(f"two models of type {self.name} cannot be told apart: use a torch module")
+        made = hashlib.blake2b(repr(self.description).encode(), digest_size=16)
+        for name, weight in sorted(self.model.state_dict().items()):
+            made.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+            made.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        return made.hexdigest()
+
+    @property
+    def skeleton(self) -> nn.Module:
+        """The model itself; of one that is no torch module, nothing is known."""
+        return self.model if isinstance(self.model, nn.Module) else nn.Module()
+
+    def check(self) -> None:
+        """It has been loaded."""
+
+    def check_saving(self) -> None:
+        """Only a model that was named can be copied."""
+        raise SelattnError(f"{self.name} was given as an object: save it by its own save_pretrained")
 
 
 def load(
@@ -230,9 +209,7 @@ def load(
     if isinstance(model, Loaded):
         return model
     if not isinstance(model, str | Path):
-        from selattn.models.given import given
-
-        return given(model, tokenizer)
+        return _given(model, tokenizer)
     if tokenizer is not None:
         raise SelattnError(f"{model} has a tokenizer of its own: leave the other out")
     folder = find_folder(model)
@@ -247,6 +224,18 @@ def load(
     )
 
 
+def _given(model: LanguageModel, tokenizer: Tokenizer | PreTrainedTokenizerBase | None) -> Given:
+    """A model that is there already; one line for any other object."""
+    if not isinstance(model, LanguageModel):
+        raise SelattnError(f"a {type(model).__name__} is no model: see selattn.models.seam for what one must have")
+    if isinstance(tokenizer, PreTrainedTokenizerBase):
+        tokenizer = Tokenizer(tokenizer)
+    name, folder = getattr(model, "name_or_path", ""), _NOWHERE  # transformers notes where it has read a model
+    with contextlib.suppress(SelattnError):  # a folder that is gone: who asks for the tokenizer is told
+        folder = find_folder(name)
+    return Given(name or type(model).__name__, folder, FORMATS[0], itself=model, reader=tokenizer)  # reads nothing
+
+
 def find_folder(name: str | Path) -> Path:
     """The folder, or the GGUF file, of a model that a user names; of what is in it only the names are looked at."""
     name = str(name)
@@ -258,7 +247,7 @@ def find_folder(name: str | Path) -> Path:
     for folder in (path, path / "model"):  # a run's folder has its model inside
         if (folder / CONFIG).is_file():
             return folder
-    if path.suffix == SUFFIX or Llama2cFormat().owns(path):
+    if path.suffix == GGUF or Llama2cFormat().owns(path):
         return path
     if path.is_dir():
         raise SelattnError(f"{path} has no {CONFIG}: it is no model, nor the folder of a run that has ended")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -116,13 +115,10 @@ class _Asked:
 def rotary_frequencies(
     head_dim: int, context: int, parameters: dict[str, Any], positions: Tensor
 ) -> tuple[Tensor, float]:
-    """The angle per position of each pair of coordinates, [head_dim / 2] in fp32, and a factor of cos and sin.
+    """Scaled: the angle per position of each pair of coordinates, [head_dim / 2] in fp32, and a factor of cos and sin.
 
     Those of the type "dynamic" depend on the last of the positions, as in transformers.
     """
-    if parameters["rope_type"] == "default":
-        pairs = torch.arange(0, head_dim, 2, device=positions.device, dtype=torch.float32)
-        return parameters["rope_theta"] ** (-pairs / head_dim), 1.0
     config: Any = _Asked(parameters, head_dim, context)
     length = positions.max() + 1 if parameters["rope_type"] == "dynamic" else None
     frequencies, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, positions.device, seq_len=length)

@@ -18,7 +18,64 @@ import torch
 from torch import Tensor
 
 from selattn.cache import Budgets, Policy
-from selattn.models.kinds import AttentionKind
+from selattn.errors import SelattnError, unknown
+from selattn.ops import Fixed, Pattern, Strided
+
+# -- kinds of attention -----------------------------------------------------------------------------------------------
+#
+#     selective          the paper's; `selective:W` sees the last W keys only
+#     standard           causal attention
+#     local:W            the last W keys, the own one included
+#     strided:L          Child et al.'s strided pattern with stride L
+#     fixed:L:C          Child et al.'s fixed pattern with blocks of L, the last C tokens of each seen by all
+#
+# A config holds a list of them that is repeated over the layers: `["local:32", "local:32", "local:32", "standard"]` is
+# three local layers and a global one, again and again.
+
+# kind -> how many numbers it takes, at least and at most, and how it is written
+_FORMS = {
+    "selective": (0, 1, "selective or selective:WINDOW"),
+    "standard": (0, 0, "standard"),
+    "local": (1, 1, "local:WINDOW"),
+    "strided": (1, 1, "strided:STRIDE"),
+    "fixed": (2, 2, "fixed:STRIDE:SUMMARY"),
+}
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """What one layer's attention does."""
+
+    text: str
+    selective: bool = False
+    window: int | None = None
+    pattern: Pattern | None = None
+
+
+def parse_kind(text: str) -> AttentionKind:
+    """The kind that a text of the table above means."""
+    name, *rest = str(text).split(":")
+    if name not in _FORMS:
+        raise SelattnError(unknown("attention kind", name, _FORMS, [form for *_, form in _FORMS.values()]))
+    least, most, form = _FORMS[name]
+    if not least <= len(rest) <= most or not all(number.isdecimal() for number in rest):
+        raise SelattnError(f"attention kind {text!r} is not of the form {form}")
+    numbers = [int(number) for number in rest]
+    if 0 in numbers:
+        raise SelattnError(f"attention kind {text!r}: a window, stride or summary must be at least 1")
+    if name == "strided":
+        return AttentionKind(text, pattern=Strided(numbers[0]))
+    if name == "fixed":
+        return AttentionKind(text, pattern=Fixed(numbers[0], numbers[1]))
+    return AttentionKind(text, selective=name == "selective", window=numbers[0] if numbers else None)
+
+
+def layer_kinds(attention: list[str], layers: int) -> list[AttentionKind]:
+    """The kind of each layer: the list, repeated."""
+    return [parse_kind(attention[layer % len(attention)]) for layer in range(layers)]
+
+
+# -- models -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -32,7 +89,7 @@ class Description:
         longest: the longest sequence that the model can read; None if there is no such limit.
         heads: query heads of a layer.
         budgets: K_l, in force unless others are given; None for no limit.
-        policy: who leaves when a layer is full, unless another is given; as a config has it, one of the names.
+        policy: which token is evicted when a layer is full, unless another is given; in a config a name.
         shift: whether a token's selection counts for later queries only.
         ends: the tokens that end a text.
     """
@@ -58,26 +115,25 @@ class Description:
         return any(kind.selective for kind in self.kinds)
 
 
-def end_tokens(found: int | Sequence[int] | None) -> tuple[int, ...]:
+def end_tokens(eos_token_id: int | Sequence[int] | None) -> tuple[int, ...]:
     """The tokens that end a text, as a config of transformers names them: none, one, or several."""
-    if found is None:
+    if eos_token_id is None:
         return ()
-    return (found,) if isinstance(found, int) else tuple(found)
+    return (eos_token_id,) if isinstance(eos_token_id, int) else tuple(eos_token_id)
 
 
 class Output(Protocol):
-    """What a forward gives back; models may give more."""
+    """The result of a forward; models may return more."""
 
     @property
     def logits(self) -> Any:
-        """[B, N, V], or of the last tokens only if so many were asked for."""
+        """[B, N, V], or of the last `logits_to_keep` tokens only."""
 
 
 class KVCache(Protocol):
-    """What a model keeps between the tokens of its texts, a row for each; budgets and policy are the cache's own.
+    """What a model keeps between the tokens of its texts, a row for each; it owns its budgets and policy.
 
-    The engine (`selattn.models.engine`) asks for all of it. Who writes one text at a time, without drafts, needs
-    no rows, no `drafting` and no `roll_back`.
+    `selattn.models.Engine` needs all of it.
     """
 
     @property
@@ -85,7 +141,7 @@ class KVCache(Protocol):
         """The rows there are; 0 as long as it was not used and none are reserved."""
 
     def reserve(self, rows: int, /) -> None:
-        """Have at least so many rows."""
+        """Have at least this many rows."""
 
     def only(self, rows: Sequence[int], /) -> AbstractContextManager[None]:
         """A context in which the batch is these rows, in this order; the others keep what they have."""
@@ -100,7 +156,7 @@ class KVCache(Protocol):
         """Take back the last counts[i] tokens of row i, padding included, with all that they evicted."""
 
     def get_seq_length(self) -> int:
-        """Tokens of the longest row so far, those that have left included."""
+        """Tokens of the longest row so far, evicted ones included."""
 
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
@@ -141,9 +197,9 @@ class LanguageModel(Protocol):
             position_ids: [B, N] that restart at each document of a packed row; None for one document in each row.
             past_key_values: of `new_cache`; the tokens continue what it holds, under its own budgets and policy.
             use_cache: False makes no cache of whole rows.
-            logits_to_keep: only the logits of so many last tokens; 0 for all.
+            logits_to_keep: only the logits of this many last tokens; 0 for all.
             cache_budgets: K_l; None for the model's own.
-            cache_policy: who leaves when a layer is full; None for the model's own.
+            cache_policy: which token is evicted when a layer is full; None for the model's own.
         """
 
     def new_cache(self, budgets: Budgets | None = None, policy: Policy | None = None) -> KVCache:
@@ -165,7 +221,7 @@ class LayeredModel(LanguageModel, Protocol):
         cache_budgets: Budgets | None = None,
         cache_policy: Policy | None = None,
     ) -> Tensor:
-        """What `head` reads, [B, N, d_model]: a forward without the head, whose logits can be large."""
+        """The input of `head`, [B, N, d_model]: a forward without the head, whose logits can be large."""
 
     def head(self, states: Tensor) -> Tensor:
         """The logits, [..., V], of some of these states."""
@@ -173,13 +229,13 @@ class LayeredModel(LanguageModel, Protocol):
     def enter(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
     ) -> tuple[Tensor, Any]:
-        """What enters the first layer, [B, N, d_model], and what all layers share."""
+        """The input of the first layer, [B, N, d_model], and what all layers share."""
 
     def run_layer(self, layer: int, x: Tensor, shared: Any, budget: int | None, policy: Policy) -> Tensor:
-        """What enters the next layer; a budget of None drops nothing."""
+        """The input of the next layer; a budget of None evicts nothing."""
 
     def leave(self, x: Tensor) -> Tensor:
-        """What `head` reads, of what the last layer gives."""
+        """The input of `head`, from the output of the last layer."""
 
 
 class LayerView(NamedTuple):
@@ -197,7 +253,7 @@ class WatchedModel(LanguageModel, Protocol):
         """F and attention weights of whole rows without budgets, one layer after another: all at once are large."""
 
     def evictions(self, input_ids: Tensor, budgets: Budgets, policy: Policy) -> Sequence[Tensor]:
-        """The row from which each token is gone, [B, P, N] of each layer; N or more if it stays.
+        """The row from which each token is evicted, [B, P, N] of each layer; N or more if it stays.
 
         P is 1, or the number of key-value heads where each evicts on its own.
         """

@@ -1,7 +1,7 @@
-"""The zoo: small trained models beside the package, called `zoo:NAME`, also in `from_pretrained`.
+"""The zoo: small trained models beside the package, which `load("zoo:NAME")` reads.
 
 The zoo is the folder that $SELATTN_ZOO names, else `zoo/` of the checkout that selattn runs from. A wheel has no zoo.
-Each model of it is a folder with safetensors in bf16, `config.json`, the record of its training, and its tokenizer if
+Each model is a folder with safetensors in bf16, `config.json`, the record of its training, and its tokenizer if
 it reads text.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from selattn.errors import SelattnError, nearest
 
@@ -35,11 +34,6 @@ def no_models() -> str:
     folder = zoo_folder()
     where = "selattn is installed without the zoo" if folder is None else f"there is no zoo at {folder}"
     return f"{where}: take the folder zoo/ from selattn's repository or its sdist, and set {VARIABLE} to its path"
-
-
-def from_zoo(name: Any) -> Any:
-    """What `from_pretrained` is to read: the folder of `zoo:NAME`, and anything else as it is."""
-    return in_zoo(name.removeprefix(PREFIX)) if isinstance(name, str) and name.startswith(PREFIX) else name
 
 
 def in_zoo(name: str) -> Path:

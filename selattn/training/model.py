@@ -20,9 +20,8 @@ from selattn.cache import Budgets, make_policy
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.evicting import check_selects
 from selattn.models.loading import load
-from selattn.models.weights import load_whole
+from selattn.models.passes import check_selects
 from selattn.training.config import ARCHITECTURE, RunConfig, TextData
 from selattn.training.datasets import Data, prepare
 from selattn.training.record import InForce
@@ -167,7 +166,7 @@ def make_model(run: RunConfig, config: Any) -> Any:
     """The model with new weights, or with those of the model that is fine-tuned."""
     if run.start.model is None:
         return SelectiveForCausalLM(config)
-    return load_whole(load(run.start.model).folder, config=config, dtype="float32")
+    return read_whole(load(run.start.model).folder, config=config, dtype=torch.float32)
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[str, int]:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 from transformers import Adafactor, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from selattn.errors import DivergedError
-from selattn.models.saved import change_config
+from selattn.models.formats import change_config
 from selattn.training import folder
 from selattn.training.config import RunConfig
 from selattn.training.datasets import Data, Rows, Share, StepBatches

@@ -7,7 +7,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, LlamaConfig
 
 from selattn.cache import POLICIES, SelectiveCache, attend, evictions, handed_over, in_force, make_policy
 from selattn.errors import SelattnError
-from selattn.models.engine import Engine
+from selattn.models import Engine
 from selattn.ops import Selection, Sequences
 from selattn.ops.attention import attend_whole
 from selattn.ops.request import NOTHING, Tokens

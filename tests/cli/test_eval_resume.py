@@ -119,7 +119,7 @@ def test_models_are_not_loaded_for_what_is_known(measured, monkeypatch):
             assert main(words) == 130
         begin(measured)
         with monkeypatch.context() as patch:
-            patch.setattr("selattn.models.weights.SelectiveForCausalLM.from_pretrained", interrupt)
+            patch.setattr("selattn.models.causal_lm.SelectiveForCausalLM.from_pretrained", interrupt)
             assert main(words) == 0
         assert kinds(measured) == {}
 

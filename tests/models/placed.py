@@ -11,8 +11,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from selattn.models.heads import SelectiveForSequenceClassification
-from tests.models.tiny import VARIANTS, padded, tiny, tiny_config, token_ids
+from tests.models.tiny import VARIANTS, padded, tiny, token_ids
 
 NAME = "placed"
 MOVES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
@@ -137,11 +136,6 @@ def main():
         for call in calls.values():
             compare(lambda: tiny(**VARIANTS[variant], memory_epsilon=0.1, backend="reference"), call)  # noqa: B023
 
-    def headed():
-        torch.manual_seed(0)
-        return SelectiveForSequenceClassification(tiny_config(pad_token_id=7, backend="reference")).eval()
-
-    compare(headed, lambda m: {"logits": m(ids, attention_mask=mask, labels=torch.tensor([0, 1])).logits})
     del library
     print("the same on two devices")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from selattn.cache import POLICIES, make_policy
 from selattn.errors import SelattnError
-from selattn.models.engine import Engine
-from selattn.models.sampling import sampler
+from selattn.models import Engine
+from selattn.models.generation import sampler
 from tests.models.tiny import CONTEXT, VOCABULARY, tiny, token_ids
 
 MODELS = {

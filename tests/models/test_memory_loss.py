@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
+from selattn.models.outputs import kept_fractions, kept_tokens, memory_term, share_of_labels
 from selattn.ops import Sequences
 from selattn.ops.selection import memory
 from tests.models.tiny import VARIANTS, gradients, padded, tiny, token_ids

@@ -6,7 +6,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from selattn.models import SelectiveForCausalLM
-from selattn.models.parts import make_mlp, make_norm, rotary_angles, rotate
+from selattn.models.decoder import make_mlp, make_norm, rotary_angles, rotate
 from tests.models.tiny import VARIANTS, tiny_config
 
 

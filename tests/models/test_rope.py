@@ -8,7 +8,7 @@ from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmb
 
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.parts import rotary_angles
+from selattn.models.decoder import rotary_angles
 from tests.models.tiny import CONTEXT, padded, tiny, tiny_config, token_ids
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 6}

@@ -1,7 +1,7 @@
 import pytest
 
 from selattn.models import SelectiveConfig, SelectiveForCausalLM, summary
-from selattn.models.weights import skeleton
+from selattn.models.formats import skeleton
 from tests.models.tiny import VARIANTS, tiny_config
 
 

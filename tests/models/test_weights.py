@@ -1,4 +1,4 @@
-"""A saved model is read whole, or refused in one line: by `load_whole`, and by the commands that read models."""
+"""A saved model is read whole, or refused in one line: by `read_whole`, and by the commands that read models."""
 
 import json
 
@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from selattn.cli.main import main
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from selattn.models.weights import FILE, INDEX, check_weights, load_whole
+from selattn.models.formats import FILE, INDEX, FolderFormat, read_whole
 from tests.models.tiny import VARIANTS, tiny
 
 
@@ -27,8 +27,8 @@ def test_it_is_what_was_saved(tmp_path, changes, size):
     model = tiny(torch.float32, **changes)
     model.save_pretrained(tmp_path, max_shard_size=size)
     assert (tmp_path / INDEX).exists() == (size == "8KB")
-    check_weights(tmp_path, model.config)
-    again = load_whole(tmp_path).state_dict()
+    FolderFormat().check(tmp_path)
+    again = read_whole(tmp_path).state_dict()
     assert again.keys() == model.state_dict().keys()
     assert all(torch.equal(again[name], weight) for name, weight in model.state_dict().items())
 
@@ -86,7 +86,7 @@ def test_what_is_not_whole_is_refused(saved, spoil, line, capsys):
     """Else a missing tensor is drawn at random, a surplus layer is left out, and a table shows what is not there."""
     spoil(saved)
     with pytest.raises(SelattnError, match=line) as error:
-        load_whole(saved)
+        read_whole(saved)
     said = str(error.value)
     assert "\n" not in said
     assert str(saved) in said
@@ -102,6 +102,6 @@ def test_without_weights(saved, capsys):
     """A config alone is something to look at, and nothing to run."""
     (saved / FILE).unlink()
     with pytest.raises(SelattnError, match=r"cannot read the weights in \S*: there is no model.safetensors"):
-        load_whole(saved)
+        read_whole(saved)
     assert main(["info", str(saved)]) == 0
     assert "no weights here" in capsys.readouterr().out

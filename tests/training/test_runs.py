@@ -14,8 +14,8 @@ from lab.tasks import Copy, Parity, VariableAssignment
 from selattn.cli.settings import override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
+from selattn.models.formats import skeleton
 from selattn.models.summary import parameters_by_part
-from selattn.models.weights import skeleton
 from selattn.training import model, train
 from selattn.training.config import Machine, TextData
 from selattn.training.datasets import Data

@@ -1,7 +1,7 @@
 """The attention function that stock models call through transformers' `AttentionInterface`.
 
-What a pass of the model knows (`Pass`) and what the selecting form gave travel to it as keyword arguments, as every
-decoder of `FAMILIES` hands them on: no global state, and checkpointing runs a layer again with the same ones.
+A `Pass` and the queries and keys of the selecting form reach it as keyword arguments, which every decoder of `FAMILIES`
+passes on: no global state, and checkpointing runs a layer again with the same ones.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from selattn.cache.handover import handed_over
 from selattn.errors import SelattnError
 from selattn.models.base import REENTRANT
+from selattn.models.form import FORM
 from selattn.models.passes import Pass
 from selattn.ops.request import Tokens
 
 NAME = "selattn"  # of the attention function
-PASS, FORM = "selattn_pass", "selattn_form"  # the keyword arguments
-# What would change attention and is not done here: nobody of `FAMILIES` passes it.
+PASS = "selattn_pass"  # the keyword argument
+# These would change attention and are not supported: no family of `FAMILIES` passes them.
 UNKNOWN = ("s_aux", "sinks", "alibi", "block_mask", "head_mask", "indexer")
 
 
@@ -45,7 +46,7 @@ def selective_attention_forward(
         raise SelattnError(
             "a model that was made selective is called as a whole: its parts do not know its cache and sequences"
         )
-    # Reentrant checkpointing runs a layer without gradients first, and what is found then is what the loss is made of.
+    # Reentrant checkpointing runs a layer without gradients first, and the loss is made of what that run returns.
     if now.wanted.memory and now.differentiates and not torch.is_grad_enabled():
         raise SelattnError(REENTRANT)
     bias = getattr(module, "selattn_bias", None)  # T5's, by positions
@@ -57,17 +58,8 @@ def selective_attention_forward(
     rules = now.rules._replace(window=sliding_window, scale=scaling, softcap=softcap, bias=bias, dropout_p=dropout)
     result = now.attend(module.layer_idx, layer, Tokens(query, key, value, None, *form), rules)
     if now.whole or any(now.wanted):  # a step of decoding has nothing to tell
-        now.found.setdefault(module.layer_idx, result._replace(output=result.output.new_empty(0)))
+        now.results.setdefault(module.layer_idx, result._replace(output=result.output.new_empty(0)))
     return result.output.transpose(1, 2).contiguous(), result.aux.weights
-
-
-def add_form(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A hook before an attention module: its selecting form reads what the module reads."""
-    states = args[0] if args else kwargs["hidden_states"]
-    form: Any = module.selecting_form
-    return args, {**kwargs, FORM: form(states)}
 
 
 def no_mask(*args: Any, **kwargs: Any) -> None:

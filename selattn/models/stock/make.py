@@ -12,14 +12,10 @@ from torch import nn
 
 from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
-from selattn.models.base import check_recomputing
-from selattn.models.form import NewForm
-from selattn.models.splitting import check_whole
-from selattn.models.stock.classes import config_class, family_of_config, model_class
-from selattn.models.stock.families import family_of
-from selattn.models.stock.form import drop_forms, form_sizes
-from selattn.models.stock.model import StockBase
-from selattn.models.stock.settings import StockSettings
+from selattn.models.base import check_recomputing, check_whole
+from selattn.models.form import NewForm, drop_forms, form_sizes
+from selattn.models.stock.families import config_class, family_of, family_of_config, model_class
+from selattn.models.stock.model import StockBase, StockSettings
 from selattn.ops import Selection
 
 NEW = "new"

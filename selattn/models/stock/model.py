@@ -1,40 +1,97 @@
-"""What a stock model becomes: its own class, with budgets, a cache that keeps F, and the memory loss."""
+"""The class of a stock model that was made selective: budgets, a cache that keeps F, and the memory loss."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
-from selattn.models.base import Recomputing
-from selattn.models.causal_lm import next_tokens
-from selattn.models.evicting import Evicting, PrunedGeneration
-from selattn.models.kinds import AttentionKind
-from selattn.models.memory_loss import kept_fractions, kept_tokens, memory_term, share_of_labels
-from selattn.models.outputs import selective_output
-from selattn.models.passes import Pass, Told, begin, evicted_rows
-from selattn.models.seam import Description, LayerView, end_tokens
-from selattn.models.splitting import check_loading
+from selattn.models.base import Recomputing, check_loading
+from selattn.models.config import check_settings
+from selattn.models.form import NewForm, add_forms
+from selattn.models.inputs import Told
+from selattn.models.outputs import (
+    kept_fractions,
+    kept_tokens,
+    next_tokens,
+    selective_output,
+    share_of_labels,
+    with_memory_term,
+)
+from selattn.models.passes import OPTIONS, Pass, PassOptions, PrunedGeneration, begin, evicted_rows
+from selattn.models.seam import AttentionKind, Description, LayerView, end_tokens
 from selattn.models.stock.attention import NAME, PASS
-from selattn.models.stock.classes import family_of_config
-from selattn.models.stock.families import check_config, layer_windows
-from selattn.models.stock.form import add_forms
-from selattn.models.stock.settings import StockSettings
-from selattn.ops import Rules
+from selattn.models.stock.families import check_config, family_of_config, layer_windows
+from selattn.ops import Rules, Selection
 
 
-class StockBase(Evicting, PrunedGeneration, Recomputing):
-    """What every model has that was made selective. It stands before a class of transformers."""
+@dataclass(frozen=True)
+class StockSettings:
+    """What makes a stock model selective, as it stands in the model's config under `selattn`.
+
+    Attributes:
+        selection: which head selects, the constraints and the shift; None: nothing selects, the cache only evicts.
+        form: the form that selects in place of a head; None for a head.
+        strength: multiplies S.
+        memory_epsilon: weight of the memory term in the loss.
+        memory_tau: the clamp of M_i.
+        cache_budgets: K_l, in force unless others are given.
+        cache_policy: which token is evicted when a layer is full.
+        backend: which implementation runs.
+    """
+
+    selection: Selection | None = None
+    form: NewForm | None = None
+    strength: float = 1.0
+    memory_epsilon: float = 0.0
+    memory_tau: float = 1.0
+    cache_budgets: int | list[int] | None = None
+    cache_policy: str = "selective"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    def budgets(self) -> Budgets | None:
+        """K_l as an object."""
+        return Budgets.of(self.cache_budgets)
+
+    @functools.cached_property
+    def rules(self) -> Rules:
+        """The rules of all layers."""
+        return Rules(self.selection, self.strength, tau=self.memory_tau)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**asdict(self), "cache_budgets": None if self.budgets is None else self.budgets.to_json()}
+
+    @classmethod
+    def from_dict(cls, saved: Any) -> StockSettings:
+        """The settings that `to_dict` wrote; one line for anything else."""
+        try:
+            chosen, form = saved.get("selection"), saved.get("form")
+            if chosen is not None:
+                head = chosen["head"]
+                chosen = Selection(**{**chosen, "head": tuple(head) if isinstance(head, list) else head})
+            return cls(**{**saved, "selection": chosen, "form": None if form is None else NewForm(**form)})
+        except (AttributeError, KeyError, TypeError) as error:
+            raise SelattnError(f"the config's settings of selattn cannot be read: {error}") from None
+
+
+class StockBase(PrunedGeneration, Recomputing):
+    """The base of all models that were made selective. It stands before a class of transformers."""
 
     config: Any
     training: bool
     __call__: Callable[..., Any]
-    _shift_right: Callable[[Tensor], Tensor]
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         check_config(config, type(self).__name__)
@@ -43,16 +100,16 @@ class StockBase(Evicting, PrunedGeneration, Recomputing):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; from safetensors only, and whole or sharded by FSDP2, but not cut up."""
+        """As in transformers; from safetensors only, and whole or sharded by FSDP2, but not split up."""
         check_loading(kwargs)
         return super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
 
     def equip(self) -> None:
-        """Add what a selective model has beside the stock one."""
+        """Add to the stock model what makes it selective."""
         raise NotImplementedError
 
     def unequip(self) -> None:
-        """Take that back, but for the selecting forms."""
+        """Undo `equip`, but for the selecting forms."""
         raise NotImplementedError
 
     @property
@@ -66,13 +123,8 @@ class StockBase(Evicting, PrunedGeneration, Recomputing):
         return settings
 
     def wants_cache(self) -> bool:
-        """Whether a pass that was not told makes a cache."""
+        """Whether a pass makes a cache unless it is told."""
         return bool(self.config.use_cache) and not self.training
-
-    def _rules(self) -> Rules:
-        """What the config says of all layers."""
-        settings = self.settings
-        return Rules(settings.selection, settings.strength, tau=settings.memory_tau)
 
     def own_eviction(self) -> tuple[Budgets | None, str | Policy]:
         """Budgets and policy of the config."""
@@ -83,35 +135,79 @@ class StockBase(Evicting, PrunedGeneration, Recomputing):
         """Whether there is a selection."""
         return self.settings.selection is not None
 
+    @property
+    def description(self) -> Description:
+        """What is known of the model without its weights."""
+        described: Description = self.config.description
+        return described
+
+    def begin(
+        self, x: Tensor, told: Told, kwargs: dict[str, Any], cache: Any, use_cache: bool | None, labels: Tensor | None
+    ) -> Pass:
+        """Decide how a pass over x [B, N, ...] runs; its options are taken out of `kwargs`."""
+        options: Any = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+        settings = self.settings
+        return begin(
+            self,
+            x,
+            told,
+            options,
+            rules=settings.rules,
+            backend=settings.backend,
+            cache=cache,
+            use_cache=use_cache,
+            attentions=kwargs.get("output_attentions"),
+            learns=labels is not None and settings.selection is not None,
+        )
+
+    def finish(self, stock: Any, now: Pass, x: Tensor, share: Tensor | float, return_dict: bool | None) -> Any:
+        """The stock model's output with the memory term in the loss, F and evictions.
+
+        Args:
+            stock: the output of the stock model; with a loss if there were labels.
+            now: the pass, with the results of the layers.
+            x: [B, N, ...] the tokens that attended.
+            share: of the labels of a whole step, which weighs this batch's memory term.
+            return_dict: None for the config's.
+        """
+        kind: Any = type(stock)
+        result = selective_output(kind)(**stock)
+        layers = [now.results[layer] for layer in sorted(now.results)]
+        kept = None
+        if now.wanted.memory:
+            memory = [
+                None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in layers
+            ]
+            kept = kept_fractions(memory, x, now.sequences)
+        if result.get("loss") is not None or kept is not None:
+            for name, value in with_memory_term(result.get("loss"), kept, self.settings.memory_epsilon, share).items():
+                result[name] = value
+        if now.wanted.f:
+            result["f"] = tuple(each.aux.f for each in layers)
+        if now.evictions:
+            result["evicted_at"] = evicted_rows((each.evicted_at for each in layers), x)
+        use_dict = self.config.return_dict if return_dict is None else return_dict
+        return result if use_dict else result.to_tuple()
+
 
 class StockSelective(StockBase):
     """A decoder: `class SelectiveLlamaForCausalLM(StockSelective, LlamaForCausalLM)`."""
 
     def equip(self) -> None:
-        """Our attention function, and a selecting form in each layer if there is one."""
-        found = self._attention()
-        if len(found) != self.config.num_hidden_layers:
-            layers = self.config.num_hidden_layers
-            raise SelattnError(f"{type(self).__name__} has {len(found)} attention layers, not {layers}")
-        add_forms(found, self.settings.form, self.config)
+        """Our attention function, and a selecting form in each layer if the settings have one."""
+        family, model, layers = family_of_config(self.config), self, self.config.num_hidden_layers
+        modules: Any = model
+        attention = [module for module in modules.modules() if type(module).__name__ == family.attention]
+        if len(attention) != layers:
+            raise SelattnError(f"{type(self).__name__} has {len(attention)} attention layers, not {layers}")
+        add_forms(attention, self.settings.form, self.config)
         self.set_attn_implementation(NAME)
 
     def unequip(self) -> None:
         """Nothing: the attention function goes with the class."""
 
-    def _attention(self) -> list[Any]:
-        """The self-attention of each layer."""
-        family = family_of_config(self.config)
-        model: Any = self
-        return [module for module in model.modules() if type(module).__name__ == family.attention]
-
-    @property
-    def description(self) -> Description:
-        """What is known of the model without its weights."""
-        return describe(self.config)
-
     def layer_counts(self) -> tuple[int, int]:
-        """The layers that run, and those that there are."""
+        """The layers that run, and all layers."""
         layers = self.config.num_hidden_layers
         return layers, layers
 
@@ -134,50 +230,27 @@ class StockSelective(StockBase):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
-        output_attentions: bool | None = None,
-        output_f: bool = False,
-        output_kept: bool = False,
-        output_evictions: bool = False,
-        selection_strength: float | Tensor | None = None,
-        cache_budgets: Budgets | int | Sequence[int] | None = None,
-        cache_policy: str | Policy | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[PassOptions],
     ) -> Any:
-        """As in the stock model; what is ours as in `SelectiveModel.forward`.
+        """As in the stock model, with the options of `selattn.models.passes.PassOptions`.
 
-        The output has `lm_loss`, `memory_loss`, `kept`, `f` and `evicted_at` beside what the stock model gives, where
+        The output has `lm_loss`, `memory_loss`, `kept`, `f` and `evicted_at` beside the stock model's fields, where
         they are asked for. Nothing crosses a sequence's border, so the loss predicts nothing across it either.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise SelattnError("give exactly one of input_ids and inputs_embeds")
-        given = input_ids if input_ids is not None else inputs_embeds
-        assert given is not None
-        told = (attention_mask, position_ids, kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx"))
-        now = begin(
-            self,
-            (given.shape[0], given.shape[1]),
-            given.device,
-            Told(*told),
-            self._rules(),
-            strength=selection_strength,
-            cache=past_key_values,
-            use_cache=use_cache,
-            budgets=cache_budgets,
-            policy=cache_policy,
-            output_f=output_f,
-            output_kept=output_kept,
-            output_evictions=output_evictions,
-            output_attentions=output_attentions,
-            learns=labels is not None and self.settings.selection is not None,
-            backend=self.settings.backend,
-        )
+        x = input_ids if input_ids is not None else inputs_embeds
+        assert x is not None
+        more: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
+        told = Told(attention_mask, position_ids, more.get("cu_seq_lens_q"), more.get("seq_idx"))
+        now = self.begin(x, told, more, past_key_values, use_cache, labels)
         if labels is not None and now.sequences is not None:
-            kwargs["shift_labels"] = next_tokens(labels, now.sequences)
+            more["shift_labels"] = next_tokens(labels, now.sequences)
         if isinstance(logits_to_keep, Tensor) or logits_to_keep:
-            kwargs["logits_to_keep"] = logits_to_keep
-        more = {"num_items_in_batch": num_items_in_batch, "output_attentions": output_attentions}
-        kwargs |= {name: value for name, value in more.items() if value is not None}
+            more["logits_to_keep"] = logits_to_keep
+        if num_items_in_batch is not None:
+            more["num_items_in_batch"] = num_items_in_batch
         result = super().forward(  # type: ignore[misc]
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -188,14 +261,12 @@ class StockSelective(StockBase):
             use_cache=now.cache is not None,
             return_dict=True,
             **{PASS: now},
-            **kwargs,
+            **more,
         )
-        share = 1.0 if labels is None else share_of_labels(next_tokens(labels), num_items_in_batch)
-        result = add_results(result, now, self.settings.memory_epsilon, given, share)
-        if output_attentions:
+        if now.wanted.weights:
             result["attentions"] = now.over_tokens(result.attentions)
-        use_dict = self.config.return_dict if return_dict is None else return_dict
-        return result if use_dict else result.to_tuple()
+        share = 1.0 if labels is None else share_of_labels(next_tokens(labels), num_items_in_batch)
+        return self.finish(result, now, x, share, return_dict)
 
     def states(
         self,
@@ -205,23 +276,17 @@ class StockSelective(StockBase):
         cache_budgets: Budgets | None = None,
         cache_policy: Policy | None = None,
     ) -> Tensor:
-        """What `head` reads, [B, N, d_model]: a forward that makes the logits of the last token only."""
-        found: list[Tensor] = []
+        """The input of `head`, [B, N, d_model]: a forward that makes the logits of the last token only."""
+        states: list[Tensor] = []
         model: Any = self
-        hook = model.base_model.register_forward_hook(lambda module, args, output: found.append(output[0]))
+        hook = model.base_model.register_forward_hook(lambda module, args, output: states.append(output[0]))
+        told = {"attention_mask": attention_mask, "position_ids": position_ids}
+        limits = {"cache_budgets": cache_budgets, "cache_policy": cache_policy}
         try:
-            limits = {"cache_budgets": cache_budgets, "cache_policy": cache_policy}
-            self(
-                input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                use_cache=False,
-                logits_to_keep=1,
-                **limits,
-            )
+            self(input_ids, use_cache=False, logits_to_keep=1, **told, **limits)
         finally:
             hook.remove()
-        return found[0]
+        return states[0]
 
     def head(self, states: Tensor) -> Tensor:
         """The logits, [..., V], of some of these states."""
@@ -232,66 +297,33 @@ class StockSelective(StockBase):
 
     def watch(self, input_ids: Tensor, weights: bool = True) -> Iterator[LayerView]:
         """F and attention weights of each layer, without budgets."""
-        found = self(input_ids, use_cache=False, output_f=True, output_attentions=weights or None)
-        for layer, f in enumerate(found.f):
-            yield LayerView(f, found.attentions[layer] if weights else None)
+        result = self(input_ids, use_cache=False, output_f=True, output_attentions=weights or None)
+        for layer, f in enumerate(result.f):
+            yield LayerView(f, result.attentions[layer] if weights else None)
 
     def evictions(self, input_ids: Tensor, budgets: Budgets, policy: Policy) -> Sequence[Tensor]:
-        """The row from which each token is gone, [B, P, N] of each layer."""
+        """The row from which each token is evicted, [B, P, N] of each layer."""
         limits = {"cache_budgets": budgets, "cache_policy": policy}
-        found: Sequence[Tensor] = self(input_ids, use_cache=False, output_evictions=True, **limits).evicted_at
-        return found
-
-
-def add_results(stock: Any, now: Pass, epsilon: float, given: Tensor, share: Tensor | float) -> Any:
-    """The stock model's output with what selection adds: the memory term in the loss, F, evictions.
-
-    Args:
-        stock: the output of the stock model; with a loss if there were labels.
-        now: the pass, with what the layers found.
-        epsilon: of the memory term.
-        given: [B, N, ...] the tokens that attended.
-        share: of the labels of a whole step, which weighs this batch's memory term.
-    """
-    kind: Any = type(stock)
-    result = selective_output(kind)(**stock)
-    found = [now.found[layer] for layer in sorted(now.found)]
-    if result.get("loss") is not None:
-        result["lm_loss"] = result.loss.detach().clone()  # a trainer with several processes scales the loss in place
-    if now.wanted.memory:
-        memory = [None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in found]
-        kept = kept_fractions(memory, given, now.sequences)
-        result["kept"] = kept.detach()
-        if result.get("loss") is not None:
-            term = memory_term(kept.to(result.loss.device), epsilon)
-            term = term * (share.to(term.device) if isinstance(share, Tensor) else share)
-            result["memory_loss"] = term.detach()
-            if epsilon:
-                result["loss"] = result.loss + term
-    if now.wanted.f:
-        result["f"] = tuple(each.aux.f for each in found)
-    if now.evictions:
-        result["evicted_at"] = evicted_rows((each.evicted_at for each in found), given)
-    return result
+        rows: Sequence[Tensor] = self(input_ids, use_cache=False, output_evictions=True, **limits).evicted_at
+        return rows
 
 
 def describe(config: Any) -> Description:
-    """What a selective config says of its model."""
-    settings = StockSettings.from_dict(config.selattn)
-    family = family_of_config(config)
+    """What a selective config says of its model; of a T5, what it says of the decoder."""
+    settings, family = StockSettings.from_dict(config.selattn), family_of_config(config)
     selects = settings.selection is not None
-    learned = config.max_position_embeddings if family.model_type == "gpt2" else None
+    windows = [None] * config.num_decoder_layers if family.seq2seq else layer_windows(family, config)
+    context = (
+        512 if family.seq2seq else config.max_position_embeddings
+    )  # T5 has no longest text, and was trained on 512
     return Description(
-        kinds=tuple(
-            AttentionKind("selective" if selects else "standard", selects, window)
-            for window in layer_windows(family, config)
-        ),
+        kinds=tuple(AttentionKind("selective" if selects else "standard", selects, window) for window in windows),
         vocab_size=config.vocab_size,
-        context=config.max_position_embeddings,
-        longest=learned,
+        context=context,
+        longest=context if family.model_type == "gpt2" else None,
         heads=config.num_attention_heads,
         budgets=settings.budgets,
         policy=settings.cache_policy,
         shift=settings.selection is None or settings.selection.shift,
-        ends=end_tokens(config.eos_token_id),
+        ends=() if family.seq2seq else end_tokens(config.eos_token_id),
     )

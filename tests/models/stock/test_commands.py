@@ -118,7 +118,7 @@ FAULTS = {
     "foreign": "is of a model of type 'bert', which is not understood",
     "crossed": "with cross-attention is not understood",
     "missing": "lacks 1 of its model's weights, such as model.norm.weight",
-    "shape": "has 1 weights of another shape than its config says, such as model.norm.weight",
+    "shape": "model.norm.weight is [5], and by the config it is [32]",
     "tokenizer": "has 273 tokens, and its model knows 263",
     "code": "asks for code of its own (auto_map), which is not run",
 }

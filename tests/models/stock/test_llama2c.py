@@ -4,12 +4,10 @@ import itertools
 
 import numpy as np
 import pytest
-import torch
 
 from selattn.data import DocumentRows
 from selattn.data.store import build_store
 from selattn.errors import SelattnError
-from selattn.models import from_llama2c
 from selattn.models.loading import load
 from tests.models.stock.llama2c import PIECES, write_checkpoint, write_tokenizer
 
@@ -18,15 +16,6 @@ from tests.models.stock.llama2c import PIECES, write_checkpoint, write_tokenizer
 def folder(tmp_path):
     write_checkpoint(tmp_path / "model.bin", write_tokenizer(tmp_path / "tok.bin"))
     return tmp_path
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_our_decoder_has_the_same_function(tmp_path, tied):
-    vocabulary = write_tokenizer(tmp_path / "tok.bin")
-    theirs = write_checkpoint(tmp_path / "model.bin", vocabulary, tied)
-    ours, ids = from_llama2c(tmp_path / "model.bin").eval(), torch.randint(vocabulary, (2, 20))
-    with torch.no_grad():
-        torch.testing.assert_close(ours(ids, use_cache=False).logits, theirs(ids).logits, rtol=1e-4, atol=1e-5)
 
 
 def test_the_tokens_are_the_same(folder):
