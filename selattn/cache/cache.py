@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ class SelectiveCache(Cache):
         rows: int | None = None,
     ) -> None:
         self.budgets = Budgets.of(budgets)
+        self.made_for: Any = None  # the arguments of a model's `new_cache`
         self.policy = make_policy(policy)
         each: Sequence[int | None] = [None] * layers
         if self.budgets is not None and self.policy.evicts:

@@ -96,7 +96,8 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         assert outputs.last_hidden_state is not None
         logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
-        loss, share = None, 1.0
+        loss: Tensor | None = None
+        share: Tensor | float = 1.0
         if targets is not None:
             wanted = targets
             if labels is not None and shift_labels is None:

@@ -235,9 +235,10 @@ def read_whole(folder: Path, **options: Any) -> Any:
     options |= {"use_safetensors": True, "trust_remote_code": False}
     options["ignore_mismatched_sizes"] = True  # so that these are named, and refused below
     try:
-        model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     except Exception as error:  # a weight that cannot be read, whatever library says so
         raise SelattnError(f"cannot read the weights in {folder}: {first_line(error)}") from error
+    model, told = loaded
     for name, stored, wanted in told.get("mismatched_keys") or ():
         raise SelattnError(
             f"cannot read the weights in {folder}: {name} is {list(stored)}, and by the config it is {list(wanted)}"

@@ -103,7 +103,7 @@ def with_memory_term(
         epsilon: the weight of the memory term.
         share: of `share_of_labels`.
     """
-    losses = {}
+    losses: dict[str, Tensor] = {}
     if loss is not None:
         losses |= {"loss": loss, "lm_loss": loss.detach().clone()}  # the Trainer scales the loss in place
     if kept is not None:

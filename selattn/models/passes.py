@@ -323,7 +323,8 @@ def begin(
         learns: whether the loss needs the memory term, of a text that begins here.
     """
     shape = (x.shape[0], x.shape[1])
-    strength, budgets, policy = (options.get(name) for name in ("selection_strength", *EVICTION))
+    strength = options.get("selection_strength")
+    budgets, policy = options.get("cache_budgets"), options.get("cache_policy")
     if strength is not None:
         checks.strength(strength)
         rules = rules._replace(strength=strength)
