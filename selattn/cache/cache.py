@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from selattn.cache.budgets import Budgets
+from selattn.cache.layer import SlotLayer
 from selattn.cache.policies import Policy, make_policy
-from selattn.cache.slots import SlotLayer
 from selattn.errors import SelattnError
 
 

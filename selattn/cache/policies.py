@@ -1,11 +1,11 @@
-"""Eviction policies: who leaves when a layer is full. One small class each; docs/cache.md shows how to write one.
+"""Eviction policies: which token is evicted when a layer is full. One small class each; docs/cache.md has an example.
 
-Before a token attends, if the budget is used up, the kept earlier token that a policy ranks highest leaves for good.
-Ties: never the sequence's first token, then the oldest. A policy may keep a score for each token, which it updates with
-the attention weights after each query, and may let tokens leave before the budget is used up (`leaves`).
+Before a token attends, if the budget is used up, the kept earlier token that a policy ranks highest is evicted for
+good. Ties: never the sequence's first token, then the oldest. A policy may keep a score for each token, which it
+updates with the attention weights after each query, and may evict tokens before the budget is used up (`leaves`).
 
-A policy is an object that does not change: what it knows of a token is the score, which the cache keeps. Wherever one
-is wanted, a name of `POLICIES` does too (`make_policy`), and stands for the same object each time.
+A policy is an object that does not change: the cache keeps the score, which is all that it knows of a token. A name of
+`POLICIES` stands for a policy everywhere (`make_policy`), for the same object each time.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Policy:
     Attributes:
         name: what it is called in tables and messages; the class's name unless given.
         per_head: each key-value head evicts on its own, so that positions differ between heads.
-        evicts: whether anybody ever leaves.
+        evicts: whether tokens are ever evicted.
         needs_weights: whether `update` wants the attention weights; by itself true where `update` is overridden.
-        leaves_early: whether `leaves` lets tokens go while there is room; by itself true where `leaves` is overridden.
+        leaves_early: whether `leaves` evicts tokens while there is room; by itself true where `leaves` is overridden.
         needs_f: whether `rank` or `leaves` reads F. True unless a policy says that it does not, which saves time.
     """
 
@@ -54,16 +54,16 @@ class Policy:
             cls.needs_weights = True
         if "leaves" in cls.__dict__:
             cls.leaves_early = True
-        # Never inherited: of what a subclass overrides, the compiled library knows nothing.
+        # Never inherited: the compiled library does not know what a subclass overrides.
         if "compiled" not in cls.__dict__:
             cls.compiled = Policy.compiled  # type: ignore[method-assign]
 
     def rank(self, kept: Kept) -> Tensor:
-        """[B, P, C]: the highest leaves."""
-        raise NotImplementedError(f"the policy {self.name!r} has no rank(kept): the highest rank leaves")
+        """[B, P, C]: the token with the highest rank is evicted."""
+        raise NotImplementedError(f"the policy {self.name!r} has no rank(kept): the highest rank is evicted")
 
     def leaves(self, kept: Kept) -> Tensor | None:
-        """[B, P, C] bool: who leaves although there is room; None for nobody."""
+        """[B, P, C] bool: the tokens to evict although there is room; None for none."""
         return None
 
     def update(self, score: Tensor, weights: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Selective(Policy):
-    """The token with the highest F leaves (the paper, section 4).
+    """Evicts the token with the highest F (the paper, section 4).
 
     Args:
         per_head: each key-value head evicts on its own, by the F of the masks that its query heads follow. That differs
@@ -104,10 +104,10 @@ class Selective(Policy):
 
 @dataclass(frozen=True)
 class H2O(Policy):
-    """The token with the lowest accumulated attention leaves, each key-value head on its own.
+    """Evicts the token with the lowest accumulated attention, each key-value head on its own.
 
     Zhang et al., 2023, https://arxiv.org/abs/2306.14048, https://github.com/FMInference/H2O. It departs in two things:
-    one token leaves at each step, also inside a prompt, where the reference cuts a prompt once at its end; and with
+    one token is evicted at each step, also inside a prompt, where the reference cuts a prompt once at its end; and with
     grouped heads the score is a mean over the query heads that share a key-value head.
 
     Args:
@@ -137,10 +137,10 @@ class H2O(Policy):
 
 @dataclass(frozen=True)
 class Tova(Policy):
-    """The token that the last query attended to least leaves; attention is averaged over the heads.
+    """Evicts the token that the last query attended to least; attention is averaged over the heads.
 
     Oren et al., 2024, https://arxiv.org/abs/2401.06104, https://github.com/schwartz-lab-NLP/TOVA. It departs in one
-    thing: of a prompt, too, tokens leave one by one, where the reference cuts a prompt once at its end.
+    thing: from a prompt, too, tokens are evicted one by one, where the reference cuts a prompt once at its end.
 
     Args:
         per_head: each key-value head evicts on its own, by the attention of its query heads.
@@ -166,7 +166,9 @@ class Tova(Policy):
 
 @dataclass(frozen=True)
 class Window(Policy):
-    """The oldest token but the first `sinks` leaves; with a budget of `sinks` or less, as many of the first as fit.
+    """Evicts the oldest token after the first `sinks`.
+
+    With a budget K of at most `sinks` there is no window: the first K - 1 tokens and the newest are kept.
 
     With sinks=4 it is Window+4 of Oren et al. (https://arxiv.org/abs/2401.06104), known as StreamingLLM (Xiao et al.,
     2023, https://arxiv.org/abs/2309.17453, https://github.com/mit-han-lab/streaming-llm). It departs from StreamingLLM
@@ -200,9 +202,9 @@ class Window(Policy):
 
 @dataclass(frozen=True)
 class Threshold(Policy):
-    """Every token with F > tau leaves, as soon as it is so; beyond the budget, the highest F.
+    """Evicts every token with F > tau at once; beyond the budget, the highest F.
 
-    The variant that the paper names in section 4 and sets aside, because the number of tokens that leave varies. The
+    The variant that the paper names in section 4 and sets aside, because the number of evicted tokens varies. The
     first token of a sequence stays.
 
     Args:
@@ -231,7 +233,7 @@ class Threshold(Policy):
 
 @dataclass(frozen=True)
 class KeepAll(Policy):
-    """Nobody leaves: budgets are not in force, and the cache grows with the text."""
+    """Evicts nothing: budgets are not in force, and the cache grows with the text."""
 
     name = "none"
     evicts = False
@@ -304,11 +306,6 @@ def _named(name: str) -> Policy:
 def policy_name(policy: str | Policy) -> str:
     """What a policy is called in tables and records: as it was written, or the object's own name."""
     return policy.name if isinstance(policy, Policy) else policy
-
-
-def check_policy(text: str) -> None:
-    """Refuse what names no policy, as `import_policy` reads it."""
-    import_policy(text)
 
 
 def import_policy(text: str | Policy) -> Policy:

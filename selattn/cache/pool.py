@@ -173,14 +173,6 @@ class Pool:
             return x[:, None].expand(-1, masks, -1, -1)
         return x[:, [s * orders // masks for s in range(masks)], None]
 
-    def wrong_batch(self, tokens: Tokens, rows: Tensor | None) -> SelattnError:
-        """What is raised if the rows in use do not fit the tokens."""
-        batch = self.rows if rows is None else len(rows)
-        return SelattnError(
-            f"this cache holds a batch of {batch}, not {tokens.key.shape[0]}: begin with a new cache, or name the "
-            "rows with only()"
-        )
-
 
 def growth(tokens: int, budget: int | None) -> int:
     """The slots of rows that need `tokens`."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from selattn.cache import Budgets, Policy, Window, check_policy, import_policy, make_policy, policy_name
+from selattn.cache import Budgets, Policy, Window, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
 from selattn.models.loading import Loaded, load
 from selattn.models.passes import check_selects
@@ -84,7 +84,7 @@ class Subject:
             raise SelattnError(f"{text!r} ends with a colon: write the policy behind it, or leave it out")
         policy = policy or ("" if how == NONE else default or "")
         if policy:
-            check_policy(policy)
+            import_policy(policy)
         found = load(name)
         if how == NONE:
             return cls(text, found, None, NONE)

@@ -24,7 +24,7 @@ from selattn.ops.rules import Rules
 from tests.cache.simulation import Run, simulate
 from tests.ops.cases import PATTERNS, rows, selections, sequences
 
-attend_module = importlib.import_module("selattn.cache.attend")  # the package's `attend` is the function
+attend_module = importlib.import_module("selattn.cache.queries")
 
 DEFAULT = Selection()
 

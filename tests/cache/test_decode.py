@@ -112,7 +112,7 @@ def test_keys_and_values_keep_their_dtype_and_f_is_exact(dtype):
     case.pieces(4, 5, 6, layer=layer)
     assert layer.keys.dtype == layer.values.dtype == dtype
     exact = torch.float64 if dtype == torch.float64 else torch.float32
-    assert layer.f.dtype == layer.score.dtype == exact
+    assert layer.pool.f.dtype == layer.pool.score.dtype == exact
 
 
 def test_other_results_in_decoding_are_those_of_the_full_forward():

@@ -87,7 +87,7 @@ def test_a_threshold_needs_no_budget_and_lets_storage_be_used_again(model):
     held = [(layer.position >= 0).sum().item() for layer in cache.layers]
     assert min(held) < 40
     assert all(
-        (layer.f[..., 0, :].amin(1) <= 0.05)[layer.position[:, 0] > 0].float().mean() > 0 for layer in cache.layers
+        (layer.pool.f[..., 0, :].amin(1) <= 0.05)[layer.position[:, 0] > 0].float().mean() > 0 for layer in cache.layers
     )
     assert all(layer.storage.slots <= held + 16 for layer, held in zip(cache.layers, held, strict=True))
 

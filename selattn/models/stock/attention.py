@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from selattn.cache.handover import handed_over
+from selattn.cache import handed_over
 from selattn.errors import SelattnError
 from selattn.models.base import REENTRANT
 from selattn.models.form import FORM

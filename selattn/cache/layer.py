@@ -12,15 +12,16 @@ Shapes: B rows of the batch; C slots; P independent eviction orders, 1 or the nu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as nnf
 from transformers.cache_utils import CacheLayerMixin
 
-from selattn.cache.entries import Entries
-from selattn.cache.handover import hand_over
 from selattn.cache.policies import Policy
 from selattn.cache.pool import SPARE, Pool, growth
 from selattn.errors import SelattnError
@@ -31,8 +32,67 @@ from selattn.ops.rules import Rules
 FIXED = 4096  # a budget up to which a compiled step, or a pool of reserved rows, takes all slots at once
 
 
+@dataclass(frozen=True)
+class Entries:
+    """The E tokens of a layer in the order of their positions, the form in which many queries at once are served.
+
+    The queries are the last entries. An evicted token is marked with the row from which it is gone, so that evictions
+    can be taken back until `SlotLayer.put` makes them final.
+    """
+
+    keys: Tensor  # [B, G, E, D]
+    values: Tensor  # [B, G, E, Dv]
+    positions: Tensor  # [B, E] int64 in the sequence, -1 for padding and empty places
+    until: Tensor  # [B, P, E] int64, the row from which an entry is gone; 0 if this order does not hold it, else NEVER
+    f: Tensor  # [B, S, E] F
+    score: Tensor  # [B, P, E] the policy's
+    selection_keys: Tensor | None  # [B, S, E, Ds] of a separate bilinear form
+
+    @property
+    def size(self) -> int:
+        """E."""
+        return self.positions.shape[-1]
+
+    def append(self, keys: Tensor, values: Tensor, positions: Tensor, selection_keys: Tensor | None) -> Entries:
+        """New tokens after the old ones: not selected, not scored, not gone."""
+        more = positions.shape[-1]
+        new_selection = selection_keys
+        if self.selection_keys is not None and selection_keys is not None:
+            new_selection = torch.cat([self.selection_keys, selection_keys], -2)
+        return Entries(
+            torch.cat([self.keys, keys], -2),
+            torch.cat([self.values, values], -2),
+            torch.cat([self.positions, positions], -1),
+            nnf.pad(self.until, (0, more), value=NEVER),
+            nnf.pad(self.f, (0, more)),
+            nnf.pad(self.score, (0, more)),
+            new_selection,
+        )
+
+    def without_last(self, remove: Tensor, f: Tensor, score: Tensor) -> Entries:
+        """As if each row had no last `remove` [B] entries: they are empty, and evictions by them have not happened."""
+        size = self.size - remove[:, None]
+        index = torch.arange(self.size, device=size.device)
+        return dataclasses.replace(
+            self,
+            positions=self.positions.masked_fill(index >= size, -1),
+            until=self.until.masked_fill(self.until >= size[:, None], NEVER),
+            f=f,
+            score=score,
+        )
+
+    def rows(self, change: Callable[[Tensor], Tensor]) -> Entries:
+        """The same change of the batch dimension for every tensor."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: change(x) for name, x in fields.items() if x is not None})
+
+    def kept(self) -> Tensor:
+        """[B, P, E] bool: the entries that are kept after the last row."""
+        return (self.positions[:, None] >= 0) & (self.until >= self.size)
+
+
 class Moment(NamedTuple):
-    """What a draft goes back to: before it, and after each of its tokens."""
+    """The state of a draft before it, and after each of its tokens."""
 
     f: Tensor  # [B, S, E] F
     score: Tensor  # [B, P, E]
@@ -92,7 +152,7 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """[B, G, kept, D] the keys of the tokens that are kept, for whoever looks."""
+        """[B, G, kept, D] the keys of the kept tokens."""
         return self._kept("keys")
 
     @property
@@ -105,25 +165,14 @@ class SlotLayer(CacheLayerMixin):
         """[B, P, C] of the tokens in the slots, -1 for an empty one."""
         return self.storage.position if self.index is None else self.storage.position[self.index]
 
-    @property
-    def f(self) -> Tensor:
-        """[B, S, O, C] F of the slots, see `Pool`."""
-        return self.storage.f if self.index is None else self.storage.f[self.index]
-
-    @property
-    def score(self) -> Tensor:
-        """[B, P, C] of the policy."""
-        return self.storage.score if self.index is None else self.storage.score[self.index]
-
     def _kept(self, name: str) -> Tensor | None:
         if self.deferred is not None:
             self.settle()
         if self.pool is None:
             return None
+        x: Tensor = getattr(self.pool if self.entries is None else self.entries, name)
         if self.entries is not None:
-            found: Tensor = getattr(self.entries, name)
-            return found
-        x: Tensor = getattr(self.pool, name)
+            return x
         return x[slice(None) if self.index is None else self.index][:, :, : self.filled]
 
     def tensors(self) -> dict[str, Tensor]:
@@ -144,21 +193,18 @@ class SlotLayer(CacheLayerMixin):
         seen = self.storage.seen
         return seen if self.rows is None else seen[self.rows]
 
-    @property
-    def grows(self) -> bool:
-        """Whether the storage is still smaller than the budget."""
-        return self.budget is None or self.storage.slots < self.budget
-
     def make_room(self, tokens: int, fixed: bool = False) -> None:
         """For `tokens`, and for some more, so that appending does not copy everything each time.
 
         fixed: for all that a budget of usual size can ever ask for, so that shapes stay as they are from now on.
         """
-        at_once = fixed and self.budget is not None and self.budget <= FIXED
-        if not self.grows or (tokens <= self.storage.slots and not at_once):
+        slots = self.storage.slots
+        if self.budget is not None and slots >= self.budget:
             return
-        slots = self.budget if at_once and self.budget is not None else growth(tokens, self.budget)
-        self.pool = self.storage.resized(slots)
+        if fixed and self.budget is not None and self.budget <= FIXED:
+            self.pool = self.storage.resized(self.budget)
+        elif tokens > slots:
+            self.pool = self.storage.resized(growth(tokens, self.budget))
 
     def shrink(self) -> None:
         """Free storage that no row needs, once it is the larger part."""
@@ -169,24 +215,28 @@ class SlotLayer(CacheLayerMixin):
             self.pool = self.storage.resized(wanted)
 
     def take_slot(self, real: Tensor | None) -> tuple[int, Pool]:
-        """Make room for one more token in each row; how many slots a step then looks at, and the storage."""
+        """Make room for one more token in each row that `real` [B, 1] marks; the slots that a step reads, the storage.
+
+        Until the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
+        """
         eager, pool = not torch.compiler.is_compiling(), self.storage
-        if self.budget is None or pool.position.shape[-1] < self.budget:
-            # Python's number, not a tensor's: a compiled step has it in its guards, and is compiled again to grow.
-            self.filled = self._filled_after(real) if eager else self.filled + 1
+        slots = pool.position.shape[-1]
+        if self.budget is None or slots < self.budget:
+            if not eager:
+                # Python's number, not a tensor's: a compiled step has it in its guards, and is compiled again to grow.
+                self.filled += 1
+            elif real is None:
+                self.filled = max(self.filled, min(self.filled, int(self.seen.max())) + 1)
+            else:
+                self.filled = max(self.filled, min(self.filled + 1, int((self.length + real[:, 0]).max())), 1)
             self.make_room(self.filled, fixed=not eager)
             pool = self.storage
-        elif not eager or self.filled < pool.position.shape[-1]:
             slots = pool.position.shape[-1]
-            self.filled = slots if not eager else max(self.filled, min(slots, int(self.seen.max()) + 1))
-        # Until the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
-        return self.filled if eager else pool.position.shape[-1], pool
-
-    def _filled_after(self, real: Tensor | None) -> int:
-        """The slots of the fullest row after one more token for each row that `real` [B, 1] says."""
-        if real is None:
-            return max(self.filled, min(self.filled, int(self.seen.max())) + 1)
-        return max(self.filled, min(self.filled + 1, int((self.length + real[:, 0]).max())), 1)
+        elif not eager:
+            self.filled = slots
+        elif self.filled < slots:
+            self.filled = max(self.filled, min(slots, int(self.seen.max()) + 1))
+        return self.filled if eager else slots, pool
 
     def use(self, rows: Tensor | None) -> None:
         """From now on the batch is these rows of the pool; None: all of them."""
@@ -264,9 +314,9 @@ class SlotLayer(CacheLayerMixin):
         order = torch.where(kept, each, entries.size).argsort(-1)[..., : pool.slots]  # [B, P, <= C], kept ones first
         held = kept.gather(-1, order)
         width = order.shape[-1]
-        for storage, found in ((pool.keys, entries.keys), (pool.values, entries.values)):
+        for storage, x in ((pool.keys, entries.keys), (pool.values, entries.values)):
             at = order[..., None].expand(-1, storage.shape[1], -1, storage.shape[-1])
-            storage[rows, :, :width] = found.gather(2, at)
+            storage[rows, :, :width] = x.gather(2, at)
         positions = entries.positions[:, None].expand_as(kept).gather(-1, order)
         pool.position[rows, :, :width] = positions.masked_fill(~held, -1).to(pool.position.dtype)
         pool.position[rows, :, width:] = -1
@@ -276,9 +326,9 @@ class SlotLayer(CacheLayerMixin):
             pool.score[rows, :, :width] = entries.score.gather(-1, order)
         if pool.selection_keys is not None and entries.selection_keys is not None:
             size = pool.selection_keys.shape[-1]
-            found = entries.selection_keys[:, :, None].expand(-1, -1, masks.shape[2], -1, -1)
+            x = entries.selection_keys[:, :, None].expand(-1, -1, masks.shape[2], -1, -1)
             at = masks[..., None].expand(-1, -1, -1, -1, size)
-            pool.selection_keys[rows, :, :width] = found.gather(3, at).flatten(1, 2)
+            pool.selection_keys[rows, :, :width] = x.gather(3, at).flatten(1, 2)
         self.entries, self.history = None, []
 
     # -- what transformers asks of a layer ----------------------------------------------------------------------------
@@ -302,8 +352,10 @@ class SlotLayer(CacheLayerMixin):
         raise SelattnError("a layer of this cache cannot be made in advance: attention makes it with the first tokens")
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """The new keys and values, on their way to an attention function that keeps them (`selattn.cache.handover`)."""
-        return hand_over(self, key_states, value_states)
+        """The new keys and values, on their way to an attention function that keeps them (`handed_over`)."""
+        if torch.compiler.is_exporting():
+            raise SelattnError("a model that was made selective is exported without a cache: pass use_cache=False")
+        return _wrapped(self, key_states), _wrapped(self, value_states)
 
     def activate_past_recording(self) -> None:
         """From now on evictions are final only with `crop`."""
@@ -390,9 +442,9 @@ def _union(pool: Pool, position: Tensor, score: Tensor) -> Entries:
     selection_keys = None
     if pool.selection_keys is not None:
         stored = pool.selection_keys.unflatten(1, place.shape[1:3])  # [B, S, O, C, Ds]
-        found = stored.gather(3, place[..., None].expand(-1, -1, -1, -1, stored.shape[-1]))
+        placed = stored.gather(3, place[..., None].expand(-1, -1, -1, -1, stored.shape[-1]))
         holder = known.to(torch.uint8).argmax(2, keepdim=True)[..., None].expand(-1, -1, -1, -1, stored.shape[-1])
-        selection_keys = found.gather(2, holder).squeeze(2)
+        selection_keys = placed.gather(2, holder).squeeze(2)
     return Entries(
         pool.keys.gather(2, at[..., None].expand(-1, -1, -1, pool.keys.shape[-1])),
         pool.values.gather(2, at[..., None].expand(-1, -1, -1, pool.values.shape[-1])),
@@ -407,3 +459,51 @@ def _union(pool: Pool, position: Tensor, score: Tensor) -> Entries:
 def _like(order: Tensor, storage: Tensor) -> Tensor:
     """[B, C] as an index into [B, G, C, D]."""
     return order[:, None, :, None].expand(-1, storage.shape[1], -1, storage.shape[-1])
+
+
+# -- on the way to the attention of a stock model ---------------------------------------------------------------------
+#
+# Attention modules of transformers call `cache.update(key, value, layer)` and give the result to their attention
+# function, which never sees the cache. So `update` returns the new keys and values wrapped: an attention function that
+# knows this cache unwraps them and gets the layer, to which it gives the queries, too.
+#
+#     def attention(module, query, key, value, attention_mask, scaling, **kwargs):
+#         layer, key, value = handed_over(key, value)   # no layer: whole sequences, without a cache
+#         result = attend(layer, Tokens(query, key, value), rules)
+#
+# Any other attention function gets an error: it would see nothing of what the layer keeps.
+
+# What may be read of keys and values on their way.
+READABLE = {
+    getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "is_cuda", "requires_grad")
+} | {Tensor.size, Tensor.dim, Tensor.__len__, Tensor.__repr__}
+
+
+class HandedOver(Tensor):
+    """A key or value on its way from a layer of the cache to the attention function."""
+
+    layer: SlotLayer
+    given: Tensor
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Its shape can be asked for, and nothing can be computed with it."""
+        if func in READABLE:
+            return func(args[0].given, *args[1:])
+        raise SelattnError(
+            "this cache keeps F, and this attention function does not know it: use it with selattn's own models, or "
+            "with a model that was made selective"
+        )
+
+
+def handed_over(key: Tensor, value: Tensor) -> tuple[SlotLayer | None, Tensor, Tensor]:
+    """The layer that these keys and values came from, None if they came from no cache; and what it was given."""
+    if not isinstance(key, HandedOver) or not isinstance(value, HandedOver):
+        return None, key, value
+    return key.layer, key.given, value.given
+
+
+def _wrapped(layer: SlotLayer, x: Tensor) -> Tensor:
+    made = x.detach().as_subclass(HandedOver)
+    made.layer, made.given = layer, x
+    return made
