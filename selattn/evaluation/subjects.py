@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from selattn.cache import Budgets, Policy, Window, import_policy, make_policy, policy_name
+from selattn.cache import Budgets, Policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
 from selattn.models.loading import Loaded, load
 from selattn.models.passes import check_selects
@@ -140,11 +140,6 @@ def check_budgets(budgets: Budgets, model: Description, policy: str | Policy | N
         raise SelattnError(
             f"the policy {policy_name(policy or model.policy)!r} evicts nothing, whatever the budgets: "
             "leave them out, or change it"
-        )
-    if isinstance(chosen, Window) and min(budgets) <= chosen.sinks:
-        raise SelattnError(
-            f"a budget of {min(budgets)} tokens has no room for the {chosen.sinks} first tokens that {chosen.name!r} "
-            f"keeps: give at least {chosen.sinks + 1}, or take a window with fewer"
         )
     check_selects(budgets, chosen, model.selects)
 

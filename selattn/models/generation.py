@@ -3,11 +3,11 @@
     engine = Engine(model, model.new_cache(budgets, policy), rows=64)
     row = engine.add(prompt)                # takes a free row; its prompt is read in pieces, beside the other rows
     tokens = engine.step()                  # {row: token}: the next token of every row whose prompt was read
-    tokens = engine.draft({row: proposal})  # {row: tokens}: as much of a proposal as is right, and the next token
-    engine.remove(row)                      # gives the row back
+    tokens = engine.draft({row: proposal})  # {row: tokens}: the part of a proposal that agrees, and the next token
+    engine.remove(row)                      # frees the row
 
-Every text is written as it would be alone, by `generate()` with a batch of one. The cache owns budgets and policy. To
-join or to leave costs the same however many rows there are.
+Every text is written as it would be alone, by `generate()` with a batch of one. The cache owns budgets and policy.
+Adding or removing a text costs the same however many rows there are.
 
 Shapes: n new tokens, V tokens in the vocabulary.
 """
@@ -100,6 +100,8 @@ class Engine:
             raise SelattnError(f"a piece of a prompt is at least 1 token, not {piece}")
         cache.reserve(rows)
         self.model, self.cache, self.choose, self.piece = model, cache, choose, piece
+        self.ended: dict[int, str] = {}  # the texts that could not continue, and why; they were removed
+        self._longest = getattr(getattr(model, "description", None), "longest", None)
         self._texts: dict[int, _Text] = {}
         self._free = list(range(cache.rows))[::-1]
         self._names = itertools.count()
@@ -120,9 +122,10 @@ class Engine:
         ids = torch.as_tensor(prompt, dtype=torch.int64).flatten().tolist()
         if not ids:
             raise SelattnError("the prompt is empty: give at least one token")
-        longest = getattr(getattr(self.model, "description", None), "longest", None)
-        if longest is not None and len(ids) > longest:
-            raise SelattnError(f"a prompt of {len(ids)} tokens is longer than the {longest} learned positions: cut it")
+        if self._longest is not None and len(ids) > self._longest:
+            raise SelattnError(
+                f"a prompt of {len(ids)} tokens is longer than the {self._longest} learned positions: cut it"
+            )
         if not self._free:
             raise SelattnError(
                 f"all {self.cache.rows} rows are taken: remove one, or make the engine with more (rows=...)"
@@ -139,21 +142,42 @@ class Engine:
         self._free.append(place)
 
     def step(self, rows: Iterable[int] | None = None) -> dict[int, int]:
-        """The next token of every text whose prompt was read; or of some texts, while the others wait."""
+        """The next token of every text whose prompt was read; or of some texts, while the others wait.
+
+        A text at the end of the learned positions gets none: it is removed, and `ended` says so.
+        """
         some = list(self._texts if rows is None else rows)
         self._check(some)
-        ready = self._read(some)
+        ready = self._read(self._end_longest(some))
         return {row: tokens[0] for row, tokens in self._write({row: [] for row in ready}).items()}
 
     def draft(self, proposals: Mapping[int, Sequence[int]]) -> dict[int, list[int]]:
-        """The next token of every text, and before it as much of the text's proposal as it would have written itself.
+        """The next token of every text, and before it the part of the text's proposal that agrees with its own tokens.
 
-        A proposal is read in one forward, where steps would take as many as it has tokens. What is not right of it is
-        taken back from the cache, with all that it selected and evicted.
+        A proposal is read in one forward, where steps would take one for each token. The rest of it is taken back from
+        the cache, with all that it selected and evicted.
         """
         self._check(proposals)
-        ready = self._read(list(self._texts))
-        return self._write({row: list(proposals.get(row, ()))[: DRAFT - 1] for row in ready})
+        ready = self._read(self._end_longest(list(self._texts)))
+        return self._write({row: list(proposals.get(row, ()))[: self._room(row)] for row in ready})
+
+    def _end_longest(self, rows: list[int]) -> list[int]:
+        """Remove the texts whose next token has no learned position; the others."""
+        for row in rows:
+            text = self._texts[row]
+            if self._longest is not None and text.last and text.length >= self._longest:
+                self.remove(row)
+                self.ended[row] = (
+                    f"the {self._longest} learned positions are used up: use a model with rotary positions"
+                )
+        return [row for row in rows if row in self._texts]
+
+    def _room(self, row: int) -> int:
+        """The tokens of a proposal that a forward can take after the last one of a text."""
+        text = self._texts[row]
+        if self._longest is None:
+            return DRAFT - 1
+        return min(DRAFT - 1, self._longest - text.length - len(text.last))
 
     def _read(self, rows: list[int]) -> list[int]:
         """Read a piece of the prompts, the oldest first; the texts whose prompts are read to the end."""
@@ -170,12 +194,12 @@ class Engine:
         for row in pieces:
             last = self._texts[row].logits
             if last is not None and _is_nan(last):
-                self.remove(row)  # the others could go on
+                self.remove(row)  # the others can continue
                 raise NotFiniteError(_NAN)
         return [row for row in rows if not self._texts[row].prompt]
 
     def _write(self, proposals: dict[int, list[int]]) -> dict[int, list[int]]:
-        """The tokens that these texts continue with: all of a proposal that is right, and one more."""
+        """The next tokens of these texts: the part of a proposal that agrees, and one more."""
         fed = {row: self._texts[row].last + proposal for row, proposal in proposals.items()}
         fed = {row: tokens for row, tokens in fed.items() if tokens}
         drafts = any(proposals.values())
@@ -203,17 +227,17 @@ class Engine:
         lengths = torch.tensor([[text.length] for text in texts])
         device = self.model.device
         with self.cache.only([text.place for text in texts]):
-            found = self.model(
+            result = self.model(
                 ids.to(device),
                 attention_mask=None if bool(real.all()) else real.to(device),
                 position_ids=(lengths + torch.arange(width)).to(device),
                 past_key_values=self.cache,
                 use_cache=True,
             )
-        return dict(zip(fed, found.logits.float(), strict=True))
+        return dict(zip(fed, result.logits.float(), strict=True))
 
     def _choose(self, proposals: dict[int, list[int]], logits: dict[int, Tensor]) -> dict[int, list[int]]:
-        """The tokens of each text: it is asked for one after another, as long as its proposal is right."""
+        """The tokens of each text: one after another, as long as its proposal agrees."""
         written: dict[int, list[int]] = {row: [] for row in proposals}
         asked = list(proposals)
         while asked:
@@ -221,17 +245,17 @@ class Engine:
             for row in asked:
                 together.setdefault(self._texts[row].choose, []).append(row)
             for choose, some in together.items():
-                found = torch.stack([self._next(row, len(written[row]), logits) for row in some])
-                if found.device.type == "cpu" and _is_nan(found):  # a GPU would be waited for
+                following = torch.stack([self._next(row, len(written[row]), logits) for row in some])
+                if following.device.type == "cpu" and _is_nan(following):  # a GPU would be waited for
                     raise NotFiniteError(_NAN)
-                tokens = choose(found)
+                tokens = choose(following)
                 for row, token in zip(some, tokens.tolist(), strict=True):
                     written[row].append(token)
             asked = [row for row in asked if written[row] == proposals[row][: len(written[row])]]
         return written
 
     def _next(self, row: int, written: int, logits: dict[int, Tensor]) -> Tensor:
-        """[V] the logits of a text's next token, after so many that were written in this step."""
+        """[V] the logits of a text's next token, after `written` tokens of this step."""
         first = self._texts[row].logits
         if first is None:
             return logits[row][written]
@@ -239,6 +263,8 @@ class Engine:
 
     def _check(self, rows: Iterable[int]) -> None:
         for row in rows:
+            if row in self.ended:
+                raise SelattnError(f"row {row} has ended: {self.ended[row]}")
             if row not in self._texts:
                 raise SelattnError(f"there is no row {row!r}: the rows are {list(self._texts)}")
 
@@ -262,7 +288,10 @@ def continued(
     engine = Engine(model, model.new_cache() if cache is None else cache, choose, rows=1)
     row = engine.add(prompt)
     for _ in range(tokens):
-        token = engine.step()[row]
+        tokens = engine.step()
+        if row in engine.ended:
+            raise SelattnError(engine.ended[row])
+        token = tokens[row]
         yield token
         if token in model.description.ends:
             return

@@ -222,3 +222,29 @@ def test_errors():
         engine.add(token_ids(CONTEXT + 1))
     assert engine.rows == (row,)  # and it goes on
     assert engine.step().keys() == {row}
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_text_that_grows_past_the_learned_positions_ends_alone(drafts):
+    """The others of its step go on; its row is free, and its reason is told."""
+    model = named("paper")
+    engine = Engine(model, model.new_cache(4), rows=3)
+    prompts = [token_ids(CONTEXT - 2, seed=5), token_ids(CONTEXT, seed=6), token_ids(3, seed=7)]
+    rows, written = [engine.add(prompt) for prompt in prompts], [[], [], []]
+    for _ in range(6):
+        if drafts:
+            tokens = engine.draft({row: [0] * 5 for row in engine.rows})
+        else:
+            tokens = {row: [token] for row, token in engine.step().items()}
+        for row, more in tokens.items():
+            written[row] += more
+    assert set(engine.ended) == set(rows[:2])
+    assert engine.rows == (rows[2],)
+    for prompt, text, count in zip(prompts, written, (3, 1, 6), strict=True):
+        ids = prompt[None]
+        want = model.generate(ids, max_new_tokens=count, do_sample=False, cache_budgets=4)[0, len(prompt) :]
+        assert text[:count] == want.tolist()
+        assert len(text) == count or drafts
+    with pytest.raises(SelattnError, match=f"has ended: the {CONTEXT} learned positions are used up"):
+        engine.step([rows[0]])
+    assert engine.add([1]) not in rows  # a free row
