@@ -5,7 +5,6 @@
 
 import unittest
 
-from selattn.cache import SelectiveCache
 from selattn.models import SelectiveConfig, SelectiveForCausalLM, SelectiveModel
 from tests import causal_lm_tester, test_fsdp_mixin
 
@@ -37,18 +36,10 @@ class RotaryModelTest(causal_lm_tester.CausalLMModelTest, unittest.TestCase):
 
 
 class LearnedModelTest(causal_lm_tester.CausalLMModelTest, unittest.TestCase):
-    """All but those of rotary positions, which take every config that knows `rope_parameters` for one that has them.
-
-    What these tests say of a cache is said of ours, so that they go on behind that.
-    """
+    """All but those of rotary positions, which take every config that knows `rope_parameters` for one that has them."""
 
     model_tester_class = LearnedTester
     _torch_compile_train_cls = SelectiveForCausalLM
-
-    def _check_past_key_values_for_generate(self, batch_size, past_key_values, seq_length, config):
-        assert isinstance(past_key_values, SelectiveCache)
-        assert len(past_key_values.layers) == config.num_hidden_layers
-        assert past_key_values.get_seq_length() == seq_length
 
 
 for name in dir(LearnedModelTest):

@@ -184,14 +184,14 @@ class SlotLayer(CacheLayerMixin):
     @property
     def length(self) -> Tensor:
         """[B] the tokens that each row of the batch has seen."""
-        length = self.storage.length
-        return length if self.index is None else length[self.index]
+        assert self.pool is not None
+        return self.pool.length if self.index is None else self.pool.length[self.index]
 
     @property
     def seen(self) -> Tensor:
         """[B] on the CPU, the same with padding."""
-        seen = self.storage.seen
-        return seen if self.rows is None else seen[self.rows]
+        assert self.pool is not None
+        return self.pool.seen if self.rows is None else self.pool.seen[self.rows]
 
     def make_room(self, tokens: int, fixed: bool = False) -> None:
         """For `tokens`, and for some more, so that appending does not copy everything each time.
@@ -219,7 +219,8 @@ class SlotLayer(CacheLayerMixin):
 
         Until the storage is full, an eager step leaves its empty end out; a compiled one has one shape for all steps.
         """
-        eager, pool = not torch.compiler.is_compiling(), self.storage
+        eager, pool = not torch.compiler.is_compiling(), self.pool
+        assert pool is not None
         slots = pool.position.shape[-1]
         if self.budget is None or slots < self.budget:
             if not eager:
@@ -245,7 +246,8 @@ class SlotLayer(CacheLayerMixin):
 
     def advance(self, count: int, real: Tensor | None) -> None:
         """Every row of the batch has seen `count` more tokens, of which `real` [B, n] are no padding."""
-        more, pool = count if real is None else real.sum(-1), self.storage
+        more, pool = count if real is None else real.sum(-1), self.pool
+        assert pool is not None
         if self.rows is None or self.index is None:
             pool.length += more
             pool.seen += count

@@ -96,14 +96,16 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         assert outputs.last_hidden_state is not None
         logits = self.lm_head(outputs.last_hidden_state[:, keep, :])
-        loss: Tensor | None = None
-        share: Tensor | float = 1.0
+        losses: dict[str, Any] = {}
         if targets is not None:
             wanted = targets
             if labels is not None and shift_labels is None:
                 wanted = next_tokens(labels, _sequences_of(labels, told, past_key_values))
             loss = self.loss_function(logits, None, self.config.vocab_size, num_items_in_batch, shift_labels=wanted)
             share = share_of_labels(targets.to(loss.device), num_items_in_batch)
+            losses = with_memory_term(loss, outputs.kept, self.config.memory_epsilon, share)
+        elif outputs.kept is not None:
+            losses = {"kept": outputs.kept.detach()}
         result = SelectiveOutput(
             logits=logits,
             past_key_values=outputs.past_key_values,
@@ -111,7 +113,7 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
             attentions=outputs.attentions,
             f=outputs.f,
             evicted_at=outputs.evicted_at,
-            **with_memory_term(loss, outputs.kept, self.config.memory_epsilon, share),
+            **losses,
         )
         use_dict = self.config.return_dict if return_dict is None else return_dict
         return result if use_dict else result.to_tuple()

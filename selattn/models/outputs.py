@@ -92,26 +92,20 @@ def __getattr__(name: str) -> Any:
 # -- losses -----------------------------------------------------------------------------------------------------------
 
 
-def with_memory_term(
-    loss: Tensor | None, kept: Tensor | None, epsilon: float, share: Tensor | float
-) -> dict[str, Tensor]:
-    """`loss`, `lm_loss`, `memory_loss` and `kept` of an output, as far as there are any.
+def with_memory_term(loss: Tensor, kept: Tensor | None, epsilon: float, share: Tensor | float) -> dict[str, Tensor]:
+    """`loss`, `lm_loss`, and if something was kept `memory_loss` and `kept` of an output.
 
     Args:
-        loss: the cross-entropy; None without labels.
+        loss: the cross-entropy.
         kept: [L] of `kept_fractions`; None if it was not asked for.
         epsilon: the weight of the memory term.
         share: of `share_of_labels`.
     """
-    losses: dict[str, Tensor] = {}
-    if loss is not None:
-        losses |= {"loss": loss, "lm_loss": loss.detach().clone()}  # the Trainer scales the loss in place
+    losses = {"loss": loss, "lm_loss": loss.detach().clone()}  # a trainer scales the loss in place
     if kept is not None:
-        losses["kept"] = kept.detach()
-    if loss is not None and kept is not None:
         term = memory_term(kept.to(loss.device), epsilon)
         term = term * (share.to(loss.device) if isinstance(share, Tensor) else share)
-        losses["memory_loss"] = term.detach()
+        losses |= {"memory_loss": term.detach(), "kept": kept.detach()}
         if epsilon:
             losses["loss"] = loss + term
     return losses

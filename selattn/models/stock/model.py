@@ -179,8 +179,9 @@ class StockBase(PrunedGeneration, Recomputing):
                 None if each.aux.memory is None else kept_tokens(each.aux.memory, now.sequences) for each in layers
             ]
             kept = kept_fractions(memory, x, now.sequences)
-        if result.get("loss") is not None or kept is not None:
-            for name, value in with_memory_term(result.get("loss"), kept, self.settings.memory_epsilon, share).items():
+            result["kept"] = kept.detach()
+        if result.get("loss") is not None:
+            for name, value in with_memory_term(result.loss, kept, self.settings.memory_epsilon, share).items():
                 result[name] = value
         if now.wanted.f:
             result["f"] = tuple(each.aux.f for each in layers)
