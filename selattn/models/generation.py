@@ -288,10 +288,10 @@ def continued(
     engine = Engine(model, model.new_cache() if cache is None else cache, choose, rows=1)
     row = engine.add(prompt)
     for _ in range(tokens):
-        tokens = engine.step()
+        written = engine.step()
         if row in engine.ended:
             raise SelattnError(engine.ended[row])
-        token = tokens[row]
+        token = written[row]
         yield token
         if token in model.description.ends:
             return
