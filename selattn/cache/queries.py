@@ -38,8 +38,7 @@ def attend(
     There are no gradients: to ask for one is an error. The columns of F and of the weights are positions in the
     sequence. An evicted token has no weight, and its F is NaN: it is gone with the token.
     """
-    count = tokens.query.shape[2]
-    if (count > 1 or layer.pool is None) and in_transform():  # what lies in a cache has to outlive the call
+    if in_transform():  # what lies in a cache has to outlive the call
         raise SelattnError(
             "a cache cannot be filled inside a transform of torch.func: pass the whole text in one forward, "
             "without past_key_values"
@@ -52,6 +51,7 @@ def attend(
         layer.settle()
     if any(wanted):
         wanted = wanted.of(rules)
+    count = tokens.query.shape[2]
     pool = layer.pool if layer.pool is not None else layer.allocate(tokens, rules)
     batch = (pool.length if layer.rows is None else layer.rows).shape[0]
     if tokens.key.shape[0] != batch:
