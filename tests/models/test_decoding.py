@@ -41,16 +41,6 @@ def test_in_pieces_is_the_whole(changes, side, borders):
     torch.testing.assert_close(found[real], whole[real], rtol=0, atol=1e-10)
 
 
-@settings(max_examples=15)
-@given(st.sets(st.integers(1, 15)), st.integers(1, 16), st.sampled_from(["left", "right"]), st.integers(0, 99))
-def test_any_pieces_and_any_padding(borders, shorter, side, seed):
-    model = tiny(positions="rotary", attention=["selective", "local:3"])
-    ids, mask = padded([token_ids(16, seed=seed), token_ids(shorter, seed=seed + 1)], side)
-    whole = model(ids, attention_mask=mask, use_cache=False).logits
-    found = in_pieces(model, ids, mask, sorted(borders))
-    torch.testing.assert_close(found[mask.bool()], whole[mask.bool()], rtol=0, atol=1e-10)
-
-
 STYLES = {
     "greedy": {},
     "beam": {"num_beams": 3},

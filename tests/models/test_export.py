@@ -30,22 +30,6 @@ def inputs(batch, length):
     return ids, mask
 
 
-@pytest.mark.parametrize("changes", [{}, {"positions": "rotary"}, {"attention": ["selective", "local:4"]}], ids=str)
-def test_exported_with_a_mask_it_is_the_same_at_other_sizes(changes):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 8}
-    model = Logits(
-        SelectiveForCausalLM(SelectiveConfig(vocab_size=40, max_position_embeddings=64, **sizes, **changes)).eval()
-    )
-    any_size = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
-    program = torch.export.export(model, inputs(2, 10), dynamic_shapes=(any_size, any_size)).module()
-    for batch, length in ((3, 17), (2, 33), (1, 5)):
-        given = inputs(batch, length)
-        with torch.no_grad():
-            want = model(*given)
-        assert_close(program(*given), want)
-
-
 STOCK = {"llama": {"selection": "new", "cache_budgets": [4, 6]}, "gpt2": {"cache_budgets": 4, "cache_policy": "h2o"}}
 WITHOUT = {"use_cache": False}
 

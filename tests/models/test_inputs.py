@@ -96,16 +96,6 @@ def test_what_stands_in_padding_does_not_matter():
     assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
-def test_a_hole_in_the_mask_does_not_end_a_sequence():
-    """Tokens that follow right padding, with positions that skip it or with none."""
-    model, row = tiny(), token_ids(8)
-    ids, mask = torch.cat([row[:5], row[:3], row[5:]])[None], torch.tensor([[1] * 5 + [0] * 3 + [1] * 3])
-    (wanted,) = logits_alone(model, [row])
-    for positions in (None, (mask.cumsum(-1) - 1).masked_fill(mask == 0, 1)):
-        found = model(ids, attention_mask=mask, position_ids=positions).logits[0]
-        close(found[mask[0].bool()], wanted)
-
-
 def test_a_position_means_the_same_alone_and_given():
     model, ids = tiny(), token_ids(2, 9)
     close(model(ids, position_ids=torch.arange(9)[None]).logits, model(ids).logits)

@@ -99,15 +99,6 @@ def test_a_deferred_cache_is_a_cache():
     assert cache.nbytes() == 0
 
 
-def test_checkpointing_and_packed_rows_give_none_unless_asked():
-    model, ids = tiny().train(), token_ids(1, 6)
-    positions = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    assert model(ids, position_ids=positions).past_key_values is None
-    assert model(ids, position_ids=torch.arange(6)[None]).past_key_values is not None
-    with pytest.raises(SelattnError, match="a cache holds one sequence in each row"):
-        model(ids, position_ids=positions, use_cache=True)
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit")
 def test_a_compiled_training_step_makes_a_cache_too():
     torch._dynamo.reset()

@@ -26,15 +26,6 @@ def test_a_folder_of_llama2c_is_a_model(tied, tmp_path, capsys):
     assert main(["info", str(tmp_path)]) == 0
 
 
-def test_a_folder_of_llama2c_that_is_not_whole(tmp_path):
-    write_tokenizer(tmp_path / "tok.bin")
-    with pytest.raises(SelattnError, match="and 1 tok"):
-        load(tmp_path).check()
-    (tmp_path / "model.bin").write_bytes(b"abc")
-    with pytest.raises(SelattnError, match="no header"):
-        load(tmp_path).check()
-
-
 def write_gguf(path, model, pieces=None):
     """A file in llama.cpp's names, which has each head's rotary pairs side by side.
 
