@@ -271,8 +271,8 @@ CALLS = {
         lambda: selattn.eviction_order(*torch.randn(2, 1, 2, 9, 4), budget=3, policy=NoNumber()),
         "gives a rank that is NaN",
     ),
-    "a policy without budgets": (generated(cache_policy="h2o"), "without cache_budgets nothing leaves"),
-    "a policy without budgets and cache": (generated(cache_policy="h2o", use_cache=False), "nothing leaves"),
+    "a policy without budgets": (generated(cache_policy="h2o"), "without cache_budgets nothing is evicted"),
+    "a policy without budgets and cache": (generated(cache_policy="h2o", use_cache=False), "nothing is evicted"),
     "the class of all policies": (
         generated(cache_budgets=4, cache_policy=selattn.Policy),
         "the policy Policy has no rank",

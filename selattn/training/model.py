@@ -20,6 +20,7 @@ from selattn.cache import Budgets, make_policy
 from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
+from selattn.models.formats import read_whole
 from selattn.models.loading import load
 from selattn.models.passes import check_selects
 from selattn.training.config import ARCHITECTURE, RunConfig, TextData

@@ -6,7 +6,7 @@ from torch import nn
 from torch.testing import assert_close
 from transformers import T5Config, T5ForConditionalGeneration
 
-from selattn import SelectiveConfig, SelectiveForCausalLM, make_selective
+from selattn import make_selective
 from selattn.errors import SelattnError
 from tests.models.stock.families import tiny
 

@@ -14,7 +14,7 @@ from transformers import DataCollatorWithFlattening
 
 from selattn.models import SelectiveForCausalLM
 from tests.models.tiny import tiny, token_ids
-from tests.models.training import CHECKPOINTING, Rows, trainer
+from tests.models.training import Rows, trainer
 
 EPSILON = {"memory_epsilon": 0.5}
 

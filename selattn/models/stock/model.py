@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Unpack
@@ -64,7 +63,7 @@ class StockSettings:
         """K_l as an object."""
         return Budgets.of(self.cache_budgets)
 
-    @functools.cached_property
+    @property
     def rules(self) -> Rules:
         """The rules of all layers."""
         return Rules(self.selection, self.strength, tau=self.memory_tau)
