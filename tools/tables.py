@@ -203,33 +203,32 @@ def kernel_standard(results: Path) -> str:
 
 def gpu_compiled(results: Path) -> str:
     """Registers and memory of the kernels that were compiled for GPUs."""
-    head = ("card", "dtype", "head", "kernels", "fit", "shared memory, KB", "spills, forward", "backward", "decoding")
+    head = ("card", "dtype", "kernels", "fit", "shared memory, KB", "spills, forward", "backward", "decoding")
     rows = [
         (
             f"sm_{row['target']}",
             row["dtype"],
-            *(f"{row[name]}" for name in ("size", "kernels", "fit")),
+            *(f"{row[name]}" for name in ("kernels", "fit")),
             f"{row['shared'] / 1024:.0f}",
             *(f"{row[f'spills_{name}']}" for name in ("forward", "backward", "decode")),
         )
         for row in read_record(results / "gpu_compile.json")["targets"]
-        if row["dtype"] != "float16"  # as bfloat16
+        if row["size"] == 64 and row["dtype"] != "float16"
     ]
     return Table(head, rows).grid()
 
 
 def gpu_predicted(results: Path) -> str:
     """Predicted times on two cards."""
-    head = ("card", "N", "alive", "forward, ms", "times flash", "with backward, ms", "times flash, both")
+    head = ("card", "alive", "forward, ms", "times flash", "with backward, ms", "times flash, both")
     rows = [
         (
             row["card"],
-            f"{row['n']:,}",
             f"{row['living']:.0%}",
             *(f"{row[name]:.2f}" for name in ("forward_ms", "forward_ratio", "both_ms", "both_ratio")),
         )
         for row in read_record(results / "gpu_cost.json")["rows"]
-        if row["heads"] == 16 and row["dim"] == 64 and row["n"] in (8192, 32768)
+        if (row["heads"], row["dim"], row["n"]) == (16, 64, 32768)
     ]
     return Table(head, rows).grid()
 
