@@ -1,11 +1,11 @@
-"""Selective attention beside PyTorch's flash attention and the peers: `python benchmarks/attention.py`.
+"""Times of selective attention, PyTorch's flash attention and the peers: `python benchmarks/attention.py`.
 
-Every time is a ratio within one run. Results are checked against the reference first: wrong ones are not printed.
-Run it on a quiet machine: threads wait for each other, so a second busy process costs a multiple.
+Every time is a ratio within one run. Results are checked against the reference first.
+Run it on a quiet machine: threads wait for each other, so that a second busy process costs a multiple.
 
-    nothing      nothing is ever forgotten: the most work that there can be, all backends
+    nothing      nothing is ever forgotten: the most work possible, on all backends
     random       random inputs, where columns die
-    peers        the paper's pseudo-code, and x-transformers' attention layer beside one of ours with its weights
+    peers        the paper's pseudo-code, and x-transformers' attention layer, and ours with its weights
     threads      what the second thread gains
     memory       the highest resident memory of a process that runs forward and backward once, less that of an idle one
 """
@@ -54,7 +54,7 @@ def times(lengths: list[int], forgets: bool, args: argparse.Namespace) -> list[d
 
 
 def peers(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Operator against pseudo-code where nothing is forgotten, and layer against layer; forward and backward."""
+    """Seconds of operator and pseudo-code where nothing is forgotten, and of both layers; forward and backward."""
     tensors = speed.inputs(n, SHAPE, False, args.seed)
     made: dict[str, Layer] = layers(SHAPE.heads, SHAPE.dim, args.seed)
     x = torch.randn(1, n, SHAPE.heads * SHAPE.dim)
@@ -87,9 +87,9 @@ def peers(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def threads(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Seconds of ours and of the rival with 1 and 2 threads, in turn.
+    """Seconds of our kernel and the rival with 1 and 2 threads, in turn.
 
-    A neighbour on the machine makes a call slower and never faster: beside the medians stand the fastest calls.
+    A neighbour on the machine makes calls slower, never faster: so the fastest calls are recorded next to the medians.
     """
     tensors = speed.inputs(n, SHAPE, False, args.seed)
     rows = []
@@ -116,7 +116,7 @@ def threads(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def memory(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """In a process of its own each: the highest resident memory, less that after imports."""
+    """The highest resident memory of each backend, in its own process, less the memory after imports."""
     rows = []
     for name in (RIVAL, "cpu"):
         command = [sys.executable, __file__, "--one-call", name, str(n), "--seed", str(args.seed)]
@@ -128,7 +128,7 @@ def memory(n: int, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def one_call(name: str, n: int, seed: int) -> None:
-    """Print the peak of a call: what `memory` starts. A small call first, which loads and starts what there is."""
+    """Print the peak memory of a call, after a small call that loads libraries and starts threads."""
     speed.run(name, speed.inputs(128, SHAPE, False, seed), True)
     before = peak_rss()
     speed.run(name, speed.inputs(n, SHAPE, False, seed), True)
@@ -136,7 +136,7 @@ def one_call(name: str, n: int, seed: int) -> None:
 
 
 def peak_rss() -> float:
-    """MB, the highest so far. (`ru_maxrss` would begin with that of the process which started this one.)"""
+    """The highest resident memory so far, in MB. (`ru_maxrss` would start from the parent process's.)"""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) / 1024

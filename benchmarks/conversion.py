@@ -1,14 +1,13 @@
 """Recipes for conversion, side by side: `python benchmarks/conversion.py MODEL TEXT --out FILE`.
 
-Each recipe is trained with several seeds on the same documents: the default one, what changes one setting of it, and
-the control, trained as much without selection. Documents are split into four parts, without duplicates and without
-those that have characters outside ASCII (wrongly decoded ones among them): one to train on, one on which recipes are
-compared, one to search for budgets on, and one to report on.
+Each recipe is trained with several seeds on the same documents: the default one, variants of one setting each, and the
+control, trained as long without selection. Documents are split into four parts, to train, to compare recipes, to search
+for budgets and to report, without duplicates and without documents that have characters outside ASCII (some are wrongly
+decoded).
 
-Of each model: its loss unpruned and with the same K in every layer, and the memory factors at the original's loss and
-at 0.01 above it that follow; of the default recipe, the original and the control also budgets for each layer. What
-is trained and measured stays in `--runs` and beside the record, which is written after each model: the same command
-goes on.
+Each model has its loss unpruned and with the same K in every layer, and the memory factors at the original's loss and
+at 0.01 above it. The default recipe, the original and the control also get a budget for each layer. Trained models stay
+in `--runs`, and measurements next to the record, which is written after each model: the same command resumes.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ PARTS = {"choice": 96, "search": 32, "report": 128}  # documents; the rest is tr
 
 
 def split(source: Path, separator: str, folder: Path) -> dict[str, int]:
-    """Write a file of documents for each part, and say how many there are."""
+    """Write a file of documents for each part; the counts."""
     found = [text.strip() for text in documents(str(source), "train", Reading(separator=separator, validation=0.0))]
     unique = list(dict.fromkeys(found))
     left = [text for text in unique if text.isascii()]
@@ -82,7 +81,7 @@ def split(source: Path, separator: str, folder: Path) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True)
 class Bench:
-    """What all measurements share."""
+    """The settings that all measurements share."""
 
     model: str
     folder: Path
@@ -171,7 +170,7 @@ def runs_of(options: argparse.Namespace, name: str, seed: int) -> ConversionRun:
 
 
 def measured(bench: Bench, name: str, seed: int, model: Path, limits: dict[str, float]) -> dict[str, Any]:
-    """All of one trained model."""
+    """All measurements of one trained model."""
     subject = load(model)
     policies = STOCK if name == CONTROL else OWN[:1] if "conversion.masks=1" in RECIPES[name] else OWN
     found: dict[str, Any] = {"recipe": name, "seed": seed, "settings": list(RECIPES[name])}
@@ -186,7 +185,7 @@ def measured(bench: Bench, name: str, seed: int, model: Path, limits: dict[str, 
 
 
 def spread(values: Sequence[float | None]) -> dict[str, float | None]:
-    """Over the seeds; None counts as never."""
+    """Mean and range over the seeds; a None, which means never, counts as the worst."""
     there = [value for value in values if value is not None]
     if len(there) < len(values):
         return {"mean": None, "min": None, "max": max(there, default=None)}
@@ -234,7 +233,7 @@ def show(body: dict[str, Any], console: Console) -> None:
 
 
 def main() -> None:
-    """Train and measure what is not there yet, show, record."""
+    """Train and measure what is missing, show, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("text", type=Path)

@@ -1,14 +1,14 @@
-"""What a small budget makes of a real model: `python benchmarks/convert_pretrained.py MODEL TEXT TEST --out FILE`.
+"""A real model, converted and pruned: `python benchmarks/convert_pretrained.py MODEL TEXT TEST --out FILE`.
 
-MODEL is converted on TEXT (resumable, in `--runs`), once for each number of `--steps`. Then, on rows of TEST, the loss
-of the original under H2O, TOVA and Window+4 and of the converted models by their own selection, with the same budget in
-every layer: the memory factors at the original's loss and at 1% more perplexity follow. All also answer the passkey
-test and write a text, unpruned and with 4 times less memory.
+MODEL is converted on TEXT (resumable, in `--runs`), once for each number of `--steps`. Then, on rows of TEST, it
+measures the loss of the original under H2O, TOVA and Window+4, and of the converted models by their own selection, with
+the same budget in every layer, and the memory factors at the original's loss and at 1% more perplexity. All models also
+answer the passkey test and write a text, unpruned and with 4 times less memory.
 
-Training on the text lowers the loss by itself, and there is no control here: what a conversion is worth shows in what
-4 times less memory costs of its own loss unpruned. The record says that for each number of tokens trained on, and at
-how many tokens one would expect it to be 1% of perplexity: where a power law through the shortest and the longest
-conversion gets there. What is measured is kept beside the record until that is written: the same command goes on.
+Training on the text lowers the loss by itself, and there is no control here. So judge a conversion by what 4 times less
+memory costs of its own unpruned loss. The record has this cost for each number of training tokens, and the number at
+which it should be 1% of perplexity, by a power law through the shortest and the longest conversion. Measurements are
+stored next to the record until it is written: the same command resumes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mean_loss(found: Loaded, rows: torch.Tensor, policy: str | None, factor: int
 
 
 def passkeys(found: Loaded, policy: str | None, factor: int, options: argparse.Namespace) -> int:
-    """How many items of the passkey test are answered; those first in which the number is said early."""
+    """How many items of the passkey test are answered; items with an early number come first."""
     reader = Reader(found, policy, factor, options.passkey_tokens)
     items = [passkey(found, item, options.passkey_tokens) for item in range(options.items)]
     return sum(reader.answers(item) for item in sorted(items, key=lambda item: item.place))
@@ -54,7 +54,7 @@ def passkeys(found: Loaded, policy: str | None, factor: int, options: argparse.N
 def measure(
     found: Loaded, rows: torch.Tensor, policy: str, options: argparse.Namespace, parts: Parts
 ) -> dict[str, Any]:
-    """One model under one policy, of what was not measured before."""
+    """Measure one model under one policy, reusing earlier parts."""
     around = {"model": found.fingerprint, "context": options.context, "rows": checksum(rows)}
     around |= {"items": options.items, "tokens": options.passkey_tokens}
     result: dict[str, Any] = {"policy": policy, "losses": {}}
@@ -73,7 +73,7 @@ def measure(
 
 
 def converted(options: argparse.Namespace, steps: int) -> ConversionRecord:
-    """The model's conversion in so many steps; goes on with one that was begun."""
+    """The model converted in that many steps; an unfinished conversion is resumed."""
     settings = {"schedule.steps": steps, "optimizer.lr": options.lr, "batch.size": 2, "batch.micro": 1}
     settings |= {"checkpoints.every": 10, "checkpoints.keep": 1, "evaluation.every": 10**6, "evaluation.rows": 8}
     settings |= {"evaluation.batch": 1, "log_every": 5, "machine.precision": options.precision}
@@ -88,8 +88,8 @@ def converted(options: argparse.Namespace, steps: int) -> ConversionRecord:
 def expected_tokens(excess: dict[int, float], limit: float) -> float | None:
     """Tokens of training at which a power law through the first and the last point is at the limit.
 
-    excess: nats that pruning costs, by tokens of training. None where one point is not above 0, or where more
-    training did not help, or hardly: then nothing can be expected of still more.
+    excess: nats that pruning costs, by tokens of training. None where a point is not above 0, or where more training
+    hardly helped.
     """
     (first, before), (last, after) = min(excess.items()), max(excess.items())
     if first == last or min(before, after) <= 0 or after >= before:
@@ -100,7 +100,7 @@ def expected_tokens(excess: dict[int, float], limit: float) -> float | None:
 
 
 def main() -> None:
-    """Convert, measure what is not measured yet, show, record."""
+    """Convert, measure what is missing, show, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("text", help="to train on")

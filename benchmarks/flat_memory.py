@@ -1,6 +1,6 @@
 """The process's memory over a long generated text: `python benchmarks/flat_memory.py`.
 
-A small rotary model with budgets generates 20,000 tokens, one by one; resident memory is read on the way. With a pruned
+A small rotary model with budgets generates 20,000 tokens, one by one; resident memory is read meanwhile. With a pruned
 cache it must not grow after the slots are full.
 """
 

@@ -1,16 +1,15 @@
-"""The GPU kernels beside flash attention, FlexAttention and the paper's pseudo-code: `python benchmarks/gpu.py`.
+"""Times of the GPU kernels, flash attention, FlexAttention and the paper's pseudo-code: `python benchmarks/gpu.py`.
 
-    triton      ours; once with random inputs, where columns die, and once where nothing is ever forgotten
-    flash       scaled_dot_product_attention(is_causal=True): standard attention, which knows no F
+    triton      our kernels, with random inputs, where columns die, and where nothing is ever forgotten
+    flash       scaled_dot_product_attention(is_causal=True): standard attention, without F
     flex        F materialised by plain operators, and FlexAttention, compiled, whose score_mod subtracts it
     literal     the paper's pseudo-code
 
 Every time is a median over rounds in which each runs once, by the device's own clock, with the second-level cache
-emptied in between; ratios are within one run. Results are checked against the reference first: wrong ones have no
-times. A rival that does not fit the device's memory has none either, and the record says so.
+emptied in between; ratios are within one run. Results are checked against the reference first: wrong ones
+get no times. Neither does a rival that does not fit the device's memory; the record says so.
 
-On a machine without a GPU there is nothing to time. `--dry-run` runs all of it on the CPU in Triton's interpreter, at
-a size that says nothing, so that it can be tried.
+Without a GPU, `--dry-run` tries all of it on the CPU in Triton's interpreter, at a size that tells nothing about speed.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ FLUSHED = 256 << 20  # bytes written between two calls, more than any cache has
 
 @dataclass(frozen=True)
 class Timing:
-    """One of them at one length.
+    """The time of one rival at one length.
 
     Attributes:
         n: tokens.
@@ -52,8 +51,8 @@ class Timing:
         backward: whether it is forward and backward, or forward alone.
         ms: milliseconds, the median; None if it does not fit the memory.
         ratio: times flash attention's in the same run.
-        peak_mb: the most memory of the device that the call takes beside its inputs; None on the CPU.
-        living: the share of pairs that are computed by ours.
+        peak_mb: the most device memory that the call takes on top of its inputs; None on the CPU.
+        living: the share of pairs that our kernels compute.
     """
 
     n: int
@@ -112,7 +111,7 @@ def flash(tensors: tuple[Tensor, ...], backward: bool) -> list[Tensor]:
 
 
 def calls(tensors: tuple[Tensor, ...], backward: bool) -> dict[str, Callable[[], list[Tensor]]]:
-    """All of them, by name. FlexAttention is compiled on a GPU only, and has no backward pass on a CPU."""
+    """The rivals by name. FlexAttention is compiled on a GPU only, and has no backward pass on a CPU."""
     on_gpu = tensors[0].device.type == "cuda"
     made: dict[str, Callable[[], list[Tensor]]] = {
         "flash": lambda: flash(tensors, backward),
@@ -124,7 +123,7 @@ def calls(tensors: tuple[Tensor, ...], backward: bool) -> dict[str, Callable[[],
 
 
 def agree(tensors: tuple[Tensor, ...]) -> None:
-    """Raise if ours, or a rival that has an F, is wrong."""
+    """Raise if our result, or one of a rival with F, is wrong."""
     check("triton", tensors)
     exact = tuple(x.detach().double().requires_grad_(x.requires_grad) for x in tensors)
     limit = 1e-4 if tensors[0].dtype == torch.float32 else 0.1  # S in half precision, as the listing has it
@@ -140,7 +139,7 @@ def agree(tensors: tuple[Tensor, ...]) -> None:
 
 
 def seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call, by the device's clock; its caches are emptied before."""
+    """Seconds of one call by the device's clock, after its caches were emptied."""
     if device.type != "cuda":
         began = time.perf_counter()
         call()
@@ -156,7 +155,7 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def measure(tensors: tuple[Tensor, ...], forgets: bool, repeats: int) -> list[Timing]:
-    """A row for each of them, forward and with backward."""
+    """A row for each rival, forward and with backward."""
     device, n = tensors[0].device, tensors[0].shape[2]
     with torch.no_grad():
         aux = selective_attention(*tensors[:3], return_aux=AuxRequest(living=True), backend="triton")[1]

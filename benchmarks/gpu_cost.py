@@ -1,15 +1,15 @@
-"""What the GPU kernels should take on an A100 and an H100, by counting: `python benchmarks/gpu_cost.py`.
+"""Predicted times of the GPU kernels on an A100 and an H100, by counting: `python benchmarks/gpu_cost.py`.
 
-Counted are operations of the matrix units and bytes that programs ask for, kernel by kernel, for several lengths and
-shares of living pairs, beside dense flash attention with the same tiles. Nothing is measured: seconds are predictions,
-and ratios say more than seconds.
+It counts the operations of the matrix units and the bytes that programs ask for, kernel by kernel, for several lengths
+and shares of living pairs, and for dense flash attention with the same tiles. Nothing is measured: seconds are
+predictions, and ratios say more than seconds.
 
-    found = Costs(Shape(batch=1, heads=16, tokens=8192, size=64), config, living=0.2)
-    found.forward()                    # a Cost for each kernel
-    found.flash_forward()              # dense flash attention with the same tiles, F = 0
-    seconds(found.forward(), A100)     # a prediction
+    costs = Costs(Shape(batch=1, heads=16, tokens=8192, size=64), config, living=0.2)
+    costs.forward()                    # a Cost for each kernel
+    costs.flash_forward()              # dense flash attention with the same tiles, F = 0
+    seconds(costs.forward(), A100)     # a prediction
 
-Bytes are those that loads and stores name, most of which the second-level cache serves; tests hold both counts against
+Bytes are those that loads and stores name, most of which the second-level cache serves; tests compare both counts with
 counters in Triton's interpreter. A call is taken as it is by default: one mask, whole sequences, M wanted, no padding.
 
 `living` is the share of pairs that are alive, each key for that share of the rows after it; `dead` gives the block of

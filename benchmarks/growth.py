@@ -1,9 +1,9 @@
-"""How time grows from 4,096 to 16,384 tokens, beside PyTorch's flash attention: `python benchmarks/growth.py`.
+"""How time grows from 4,096 to 16,384 tokens, for us and for PyTorch's flash attention: `python benchmarks/growth.py`.
 
 The number of pairs grows 16 times. A round is one long call of each rival and, half before and half after, 16 short
-ones in turn, which take about as long: what the machine does meanwhile hits both lengths alike. (By medians or fastest
+ones in turn, which take about as long: other load on the machine affects both lengths alike. (By medians or fastest
 calls the short ones would look better than they are: they fit into quiet moments that a long one cannot find.) The
-interval is that of a bootstrap over the rounds, 95%. Nothing is forgotten: the most work that there can be.
+interval is that of a bootstrap over the rounds, 95%. Nothing is forgotten: the most work possible.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def summary(rounds: list[Round]) -> dict[str, float]:
 
 
 def interval(rounds: list[Round], seed: int, samples: int = 4000) -> tuple[float, float]:
-    """Where 95% of the ratios of growths lie, if the rounds are drawn anew."""
+    """The 95% interval of the ratio of growths, by a bootstrap over the rounds."""
     chance = random.Random(seed)
     found = sorted(summary(chance.choices(rounds, k=len(rounds)))["growth_ratio"] for _ in range(samples))
     return found[samples // 40], found[-samples // 40 - 1]

@@ -1,10 +1,10 @@
-"""What several selection masks cost beside as many more heads: `python benchmarks/masks.py`.
+"""The cost of several selection masks, in units of a further head: `python benchmarks/masks.py`.
 
 Attention of the `cpu` backend, forward, and forward and backward, in turn in one run, with random inputs and a
 tolerance of 0, so that no column is left out: one mask of a head; the same with as many more heads as there are masks;
-several masks of heads inside and outside of their groups; one and several masks of a separate form. `cost` is what a
-mask adds, in units of what one more head adds: (time - time of one mask) / masks, over the same of more heads. Results
-are checked against the reference first. Run it on a quiet machine.
+several masks of heads inside and outside of their groups; one and several masks of a separate form. `cost` is the time
+that a mask adds, in units of the time of one more head: (time - time of one mask) / masks, over the same of more heads.
+Results are checked against the reference first. Run it on a quiet machine.
 """
 
 from __future__ import annotations

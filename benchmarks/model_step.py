@@ -1,10 +1,12 @@
-"""A training step of a selective model beside the same with standard attention: `python benchmarks/model_step.py`.
+"""A training step of a selective model and of the same model with standard attention.
 
-Forward; forward + backward; and the whole step, with clipped gradients and AdamW, as a run takes it. Of the paper's
-model of size d with new weights on random tokens, or of a trained model (--model) on real text, beside the same weights
-with standard attention; in fp32, the memory term included. The two take turns in one process, and the record has the
-median and the range of their ratio over the turns. Run it on a quiet machine: PyTorch's threads wait for each other, so
-a second busy process costs a multiple.
+    python benchmarks/model_step.py
+
+Forward; forward + backward; and the whole step, with clipped gradients and AdamW, as a run takes it. The model is the
+paper's of size d with new weights on random tokens, or a trained one (--model) on real text; both have the same
+weights, in fp32, and the memory term is included. The two take turns in one process, and the record has the median and
+the range of their ratio over the turns. Run it on a quiet machine: PyTorch's threads wait for each other, so a second
+busy process costs a multiple.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What others offer: x-transformers' attention layer; beside it one of ours."""
+"""x-transformers' attention layer, and ours with the same weights."""
 
 from __future__ import annotations
 

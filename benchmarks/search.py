@@ -2,8 +2,8 @@
 
 `python benchmarks/search.py MODEL --data TEXT`: both modes search on the same rows until no layer can give more. A
 layer evaluation is one layer run over all rows. The literal procedure runs all layers for each candidate of each
-iteration; that is counted, not carried out, as exact mode takes the same path. Then, for several tolerances, what each
-mode has spent until there and the memory factor that it has found.
+iteration; that is counted, not run, since exact mode takes the same path. Then, for several tolerances, the
+evaluations of each mode and its memory factor.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def walk(model: Any, batches: Any, procedure: Procedure, title: str) -> list[Ste
 
 
 def compare(exact: list[Step], lazy: list[Step], procedure: Procedure, until: Until) -> dict[str, Any]:
-    """What the threshold costs and gives in both modes. The search has to see one iteration beyond it."""
+    """Evaluations and memory factor of both modes at a threshold. The search has to see one iteration beyond it."""
     found: dict[str, Any] = {}
     for name, path in (("exact", exact), ("lazy", lazy)):
         best = chosen(path, until, procedure.context)[0]

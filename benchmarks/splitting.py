@@ -1,8 +1,8 @@
-"""How many documents SentencePiece splits differently than the tokenizer of transformers that was made of it.
+"""How many documents SentencePiece splits differently from the tokenizer of transformers made of it.
 
     python benchmarks/splitting.py zoo:memory --data TEXT [--out results/splitting.json]
 
-The models must have their SentencePiece model beside them, `tokenizer.model`, as older versions saved it. Models that
+The models' folders must have a SentencePiece model, `tokenizer.model`, as older versions saved it. Models that
 share a tokenizer are counted once.
 """
 
@@ -28,7 +28,7 @@ BATCH = 64  # documents at a time
 
 
 def places(ours: list[int], theirs: list[int], sizes: list[int]) -> int:
-    """At how many places of a text two lists of its tokens differ; `sizes` has the bytes of each token."""
+    """At how many places two ways to split a text differ; `sizes` has the bytes of each token."""
     found = a = b = at_a = at_b = 0
     while a < len(ours) and b < len(theirs):
         if at_a == at_b and ours[a] == theirs[b]:
@@ -43,7 +43,7 @@ def places(ours: list[int], theirs: list[int], sizes: list[int]) -> int:
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """So many texts at a time."""
+    """Lists of that many texts."""
     stream = iter(texts)
     while batch := list(islice(stream, BATCH)):
         yield batch

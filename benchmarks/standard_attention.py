@@ -1,6 +1,6 @@
 """Standard attention, F = 0, by the compiled kernel and by PyTorch's: `python benchmarks/standard_attention.py`.
 
-This is what `backend="auto"` chooses between where a model does not select. Every time is a ratio within one run, and
+`backend="auto"` chooses between these two where a model does not select. Every time is a ratio within one run, and
 results are checked first. Run it on a quiet machine.
 """
 

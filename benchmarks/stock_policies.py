@@ -1,9 +1,9 @@
 """A stock model under each eviction policy: `python benchmarks/stock_policies.py MODEL TEXT --out FILE`.
 
-With 1, 2, 4 and 8 times less memory, the same budget in every layer: the loss on rows of a text, a text that it writes,
+With 1, 2, 4 and 8 times less memory, the same budget in every layer: the loss on a text, a generated text,
 and a passkey test, because loss alone does not show what was lost. A passkey item is a text of `--passkey-tokens`
-tokens with a number of five digits said at a random place in it, and asked for at its end; right is a greedy answer
-that begins with the number. What is measured is kept beside the record until that is written: the same command goes on.
+tokens with a number of five digits at a random place, which is asked for at the end; a greedy answer that begins with
+the number is right. Measurements are stored next to the record until it is written: the same command resumes.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def passkey(found: Loaded, item: int, tokens: int) -> Item:
 class Reader:
     """Answers the items of the test under one policy, those first in which the number is said early.
 
-    What stands before the number is the same in all of them, and who leaves depends on nothing later: it is read once.
+    The text before the number is the same in all items, and evictions depend on nothing later: it is read once.
     """
 
     def __init__(self, found: Loaded, policy: str | None, factor: int, tokens: int) -> None:
@@ -147,7 +147,7 @@ def checksum(rows: torch.Tensor) -> str:
 
 
 def main() -> None:
-    """Measure what is not measured yet, show, record."""
+    """Measure what is missing, show, record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("text", type=Path)

@@ -1,8 +1,8 @@
-"""Attention of a trained model on real text beside PyTorch's flash attention: `python benchmarks/zoo_attention.py`.
+"""Attention of a trained model on real text, and PyTorch's flash attention: `python benchmarks/zoo_attention.py`.
 
 The queries, keys and values of all layers, as the model makes them of one long document, go through the `cpu` backend
 and through `scaled_dot_product_attention(is_causal=True)`, in turn, in one run. What a model forgets need not be
-computed: the share of living pairs is printed beside the times. Results are checked first. Run it on a quiet machine.
+computed, so the share of living pairs is printed with the times. Results are checked first. Run it on a quiet machine.
 """
 
 from __future__ import annotations

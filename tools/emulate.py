@@ -41,7 +41,7 @@ def memory_of(x):
 
 
 class Emulated:
-    """In place of the loaded library: attention is computed by the program, all else by the library itself."""
+    """Stands in for the loaded library: the program computes attention, the library everything else."""
 
     def __init__(self, program):
         self.program, self.library = program, native.library()
@@ -92,7 +92,7 @@ def offsets(layout):
 
 
 def main():
-    """Build it, and hold it against the reference."""
+    """Build the program and compare it with the reference."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=300, help="examples of the fuzz")
     parser.add_argument("--start", type=int, default=0)

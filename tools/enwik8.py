@@ -3,8 +3,8 @@
     python -m tools.enwik8 enwik8.zip --out data/enwik8-clean/enwik8.jsonl.gz
 
 The input is http://mattmahoney.net/dc/enwik8.zip or the file in it. The lines are `{"title": ..., "text": ...}`, with a
-paragraph in each line of a text. Left out are redirects, pages that are no articles, templates, tables, pictures,
-footnotes, formulas, headings, lists and what is left shorter than `--least` characters.
+paragraph in each line of a text. Redirects, pages that are no articles, templates, tables, pictures, footnotes,
+formulas, headings, lists and texts shorter than `--least` characters are left out.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def plain(markup: str) -> str:
 
 
 def _shown(link: re.Match[str]) -> str:
-    """What a reader sees of [[link]]: nothing of pictures, categories and other languages."""
+    """The text that a reader sees of [[link]]: none for pictures, categories and other languages."""
     target, _, words = link[1].partition("|")
     if _OTHER.match(target) or _LANGUAGE.match(target):
         return ""

@@ -4,10 +4,10 @@
     python -m tools.install wheel --compiler without  # one of them
     python -m tools.install --share SITE-PACKAGES     # torch and the like come from that folder: quicker
 
-The ways are `wheel` (pip wheel of the source), `sdist` (an sdist, and a wheel from it) and `editable`. In each of the
-environments `selattn info`, an answer and a pruned generation with models of the zoo have to work, without any extra;
-an installed wheel has to say where the zoo is to be had. `info` has to say whether the compiled library is there and,
-if not, why. Without a compiler means that PATH has none.
+The ways are `wheel` (pip wheel of the source), `sdist` (an sdist, and a wheel from it) and `editable`. In each
+environment `selattn info`, an answer and a pruned generation with models of the zoo must work without any extra; an
+installed wheel must say where to get the zoo. `info` must say whether the compiled library is there and, if not, why.
+"Without a compiler" means that PATH has none.
 """
 
 import argparse
@@ -55,11 +55,11 @@ print(cache.nbytes(), cache.full_nbytes())
 
 
 class Failed(Exception):
-    """A way to install that does not end as it should; the message is for people."""
+    """An installation that does not end as it should; the message is for people."""
 
 
 def copy_source(to):
-    """The project without what builds and runs leave in its folder: nothing of that may be needed, or be changed."""
+    """The project without the files of builds and runs, none of which may be needed or changed."""
     to.mkdir(parents=True)
     for pattern in FILES:
         for path in ROOT.glob(pattern):
@@ -109,7 +109,7 @@ class Environment:
 
 
 def install(way, environment, folder):
-    """Install from a copy of the source; the folder in which the package then has to be, and its zoo, if any."""
+    """Install from a copy of the source; the folder where the package must be now, and its zoo, if any."""
     source = copy_source(folder / "source")
     if way == "editable":
         environment.install("--editable", source)

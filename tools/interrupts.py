@@ -1,7 +1,7 @@
-"""Whether Ctrl-C ends a command whenever it comes: `python -m tools.interrupts` interrupts one at 200 random moments.
+"""Whether Ctrl-C ends a command at any time: `python -m tools.interrupts` interrupts one at 200 random moments.
 
 Each time the command starts in a process of its own, gets one SIGINT, and has to end with code 130 and one line. The
-table says how many did, how long it took, and what else was written. Other words than the default's are the command:
+table says how many did, how long it took, and what else was written. Further words are another command:
 `python -m tools.interrupts --tries 50 eval zoo:selective --speed`.
 """
 

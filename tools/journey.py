@@ -1,4 +1,4 @@
-"""How much Python a call passes through: `python -m tools.journey` prints calls and files of selattn, nothing else's.
+"""How much Python a call runs: `python -m tools.journey` counts the calls and files of selattn alone.
 
 Counted by `sys.setprofile`, so a number is the same on every machine:
 
@@ -85,7 +85,7 @@ JOURNEYS: dict[str, Callable[[], Counter[tuple[str, str]]]] = {
 
 
 def main() -> None:
-    """Print a line for each journey; with --functions, what is called in it."""
+    """Print a line for each journey; with --functions, the functions that it calls."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--functions", action="store_true", help="also every function and how often it is called")
     arguments = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Make all pictures of the documents anew: each is drawn by the command that `docs/pictures.md` shows for it.
+"""Draw all pictures of the documents again, each by the command that `docs/pictures.md` shows for it.
 
     python -m tools.pictures [NAME ...] [--second MODEL]
 
@@ -73,7 +73,7 @@ VIEWS = {
 
 
 def main() -> int:
-    """Make those that were asked for, or all."""
+    """Draw the named pictures, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"{', '.join((*plots(), *REPRODUCED, *VIEWS))} (default: all)"
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument(
         "--second",
         metavar="MODEL",
-        help="compared with zoo:selective in stability (default: the run whose record is at hand)",
+        help="compared with zoo:selective in stability (default: the run of the stored record)",
     )
     args = parser.parse_args()
     os.chdir(ROOT)

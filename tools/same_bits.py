@@ -3,8 +3,8 @@
 OLD and NEW are checkouts, each with its compiled library in it. A fixed list of calls runs in both, in processes of
 their own, on this machine with one thread: every backend's output, M and gradients; logits of the zoo's models with and
 without budgets; generated tokens for each policy; 50 training steps with the memory loss; one search for budgets. Token
-ids are drawn from a seed, so that no tokenizer has a say. A refactoring proves itself by it; `--record FILE` keeps the
-result. OLD may be a version whose operator still has `return_f` and its like.
+ids are drawn from a seed, independent of any tokenizer. `--record FILE` keeps the result. OLD may be a version whose
+operator still has `return_f`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def digest(*tensors: Any) -> str:
 
 
 def attend(wanted: tuple[str, ...], q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, ...]:
-    """The output of selective attention and what else is wanted, by either spelling of that."""
+    """The output of selective attention and the named extras, by the old or the new spelling."""
     import selattn
 
     if hasattr(selattn, "AuxRequest"):

@@ -1,11 +1,11 @@
 """Whether two versions of selattn are equally fast: `python -m tools.same_speed OLD NEW` prints the ratio of each case.
 
 OLD and NEW are checkouts, each with its compiled library in it. Three processes take turns, one at a time: OLD, NEW,
-and OLD once more, which tells how far a version is from itself on this machine. In a round each of them does the same
-work, in an order that moves on from round to round; a ratio is that of the two times of one round, and of all rounds
-the median is shown with its 95% interval. A case holds if NEW takes at most 3% longer, or no longer than OLD may take
-against itself (the end of that interval). `--record FILE` keeps the result; the exit code is 1 if a case does not hold.
-On a busy machine `--clock cpu` counts the seconds of the process alone.
+and OLD once more, which shows how much a version differs from itself on this machine. In a round each of them does the
+same work, in an order that rotates from round to round. Ratios are taken within a round; the table shows their median
+over rounds with its 95% interval. A case holds if NEW takes at most 3% longer, or no longer than OLD against itself
+(the end of that interval). `--record FILE` keeps the result; the exit code is 1 if a case does not hold. On a busy
+machine `--clock cpu` counts the seconds of the process alone.
 
     attention     standard and selective, at 128 and 1,024 tokens, forward and with the backward pass
     training      one step of a small model with the memory loss, AdamW included

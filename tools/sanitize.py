@@ -3,7 +3,7 @@
     make sanitize         # or: python -m tools.sanitize --count 300
 
 Builds the library with both into a temporary folder, and runs the fuzz of the operator and the tests of its cache part
-against it, with each instruction set that this machine has. The first error ends it, with the sanitizer's report.
+against it, with each instruction set that this machine has. The first error ends the run with the sanitizer's report.
 """
 
 import argparse

@@ -135,12 +135,12 @@ def _decoding(record: dict[str, Any], batch: int = 16, context: int = 2048) -> R
 
 
 def decoding(results: Path) -> str:
-    """Our decoder beside a stock Llama of its size."""
+    """Decoding speed of our decoder, relative to a stock Llama of its size."""
     return _decoding_rows(read_record(results / "decode.json"))
 
 
 def decoding_stock(results: Path) -> str:
-    """A stock Llama that was made selective beside itself."""
+    """Decoding speed of a stock Llama made selective, relative to itself."""
     return _decoding_rows(read_record(results / "decode_stock.json"))
 
 
@@ -364,7 +364,7 @@ def search_cost(results: Path) -> str:
 
 
 def searches(results: Path) -> str:
-    """Budgets that were found for small models."""
+    """The budgets of searches on small models."""
     rows = []
     for kind, name in (("selective", "selective"), ("memory", "selective with the memory loss")):
         for seed in range(3):
@@ -372,7 +372,7 @@ def searches(results: Path) -> str:
             losses = (f"{record['report'][each]:.4f}" for each in ("unpruned", "pruned", "baseline"))
             budgets = ", ".join(map(str, record["budgets"]))
             rows.append((name, f"{seed}", *losses, budgets, f"{record['memory_factor']:.0f}"))
-    head = ("", "seed", "unpruned", "with the budgets found", "the standard model", "budgets", "factor")
+    head = ("", "seed", "unpruned", "with these budgets", "the standard model", "budgets", "factor")
     return Table(head, rows).grid()
 
 

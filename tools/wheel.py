@@ -1,7 +1,7 @@
 """Build the sdist and, from it, the wheel into dist/, and try the wheel: `make wheel`.
 
 One wheel serves every Python and torch. The compiled library takes OpenMP from torch, so libgomp stays out of the
-wheel. `auditwheel` grants the tag, which says the oldest glibc that the library runs with.
+wheel. `auditwheel` chooses the tag, which names the oldest glibc that the library runs with.
 """
 
 import os
