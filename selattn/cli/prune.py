@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from selattn.cli import _options
 from selattn.cli._options import SOURCES, add_command, add_text_options, check_reading, text_of
-from selattn.errors import require
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from selattn.pruning import Pruned, Until
+    from selattn.pruning import SearchRecord
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -58,20 +57,21 @@ def run(args: argparse.Namespace) -> int:
     from selattn.cli.main import INTERRUPTED
     from selattn.cli.settings import parse_until
     from selattn.pruning import prune
-    from selattn.pruning.run import FIGURE, RECORD, default_folder
+    from selattn.pruning.run import FIGURE, RECORD, SearchRecord, default_folder
     from selattn.utils.distributed import Team
     from selattn.utils.progress import Shown
-    from selattn.views.plot.curves import path_of_search
+    from selattn.utils.records import Provenance, read_body
+    from selattn.views import plot  # it always draws the search
     from selattn.views.plot.style import write_figure
+    from selattn.views.reports import search_report
 
-    require("matplotlib")  # it always draws the search
     _options.check_files(args, ["record", "html"])
     until, out, team = parse_until(args.until), args.out or default_folder(args.model), Team()
     same = ("rows", "report_rows", "step", "floor", "lazy", "policy", "context", "batch", "record", "save_model")
     report = None if args.report is None else text_of(args, args.report, args.long)
     progress = Shown(Console(stderr=True, highlight=False, quiet=not team.leads), keep=True)
     try:
-        pruned = prune(
+        prune(
             args.model,
             text_of(args, args.data, args.long),
             until,
@@ -89,42 +89,26 @@ def run(args: argparse.Namespace) -> int:
         progress.end()
         team.close()
     if team.leads:
-        title = f"{args.model}, {args.policy}"
-        write_figure(path_of_search(pruned.path, pruned.step, pruned.limit, title), out / FIGURE)
+        found = read_body(out / RECORD, SearchRecord)
+        write_figure(plot.search(found, title=f"{args.model}, {args.policy}"), out / FIGURE)
         if args.html is not None:
-            write_report(out / RECORD, args.html)
-        summarize(Console(highlight=False), pruned, until, out)
+            search_report(found, read_body(out / RECORD, Provenance)).save(args.html)
+        summarize(Console(highlight=False), found, out)
     return 0
 
 
-def write_report(record: Path, file: Path) -> None:
-    """The report of a search, from its record."""
-    from selattn.pruning.run import SearchRecord
-    from selattn.utils.records import Provenance, read_body
-    from selattn.views.reports import search_report
-
-    search_report(read_body(record, SearchRecord), read_body(record, Provenance)).save(file)
-
-
-def summarize(console: Console, pruned: Pruned, until: Until, out: Path) -> None:
+def summarize(console: Console, found: SearchRecord, out: Path) -> None:
     """The budgets, the factor, and the losses on unseen rows."""
     from selattn.cache.budgets import SMALLEST
-    from selattn.utils.tables import Table
+    from selattn.views.reports import searched_table
 
-    step = pruned.step
-    console.print(f"[bold]{step.factor:.2f} times less memory[/]: K = {list(step.budgets)}, sum {sum(step.budgets):,}")
-    rows = [
-        ("unpruned", f"{pruned.path[0].loss:.4f}", f"{pruned.reported['unpruned']:.4f}"),
-        ("with these budgets", f"{step.loss:.4f}", f"{pruned.reported['pruned']:.4f}"),
-    ]
-    if "baseline" in pruned.reported:
-        rows.append((f"baseline {until.baseline}", f"{pruned.baseline:.4f}", f"{pruned.reported['baseline']:.4f}"))
-    console.print(Table(("", "search set", "report set"), rows).rich())
-    if pruned.at_floor and until.words() != ["floor"]:
-        lowest = min(pruned.path[-1].budgets)
-        advice = "" if lowest == SMALLEST else f": --floor {SMALLEST} and another --out go further"
+    k = found.budgets
+    console.print(f"[bold]{found.memory_factor:.2f} times less memory[/]: K = {list(k)}, sum {sum(k):,}")
+    console.print(searched_table(found).rich())
+    last = found.path[-1]
+    if found.at_floor and found.until != ["floor"]:
+        advice = "" if min(last.budgets) == SMALLEST else f": --floor {SMALLEST} and another --out go further"
         console.print(f"No layer can give more, and the threshold is not reached{advice}.", soft_wrap=True)
-    last = pruned.path[-1]
     console.print(
         f"{last.iteration} iterations, {last.work.layer_evaluations:,.0f} layer evaluations, "
         f"{last.work.seconds:,.0f} s; budgets, path and figure are in {out}",

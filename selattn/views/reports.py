@@ -357,7 +357,7 @@ def search_report(found: SearchRecord, made: Provenance) -> Report:
             )
         ],
         sections=[
-            Section("What it costs", [_searched(found), *_floor(found)]),
+            Section("What it costs", [searched_table(found), *_floor(found)]),
             Section("What each layer keeps", [budgets(found.budgets, found.procedure.context)]),
             Section("The path of the search", [_path(found)]),
             how_it_was_made(made, settings),
@@ -365,7 +365,7 @@ def search_report(found: SearchRecord, made: Provenance) -> Report:
     )
 
 
-def _searched(found: SearchRecord) -> Table:
+def searched_table(found: SearchRecord) -> Table:
     """The losses on the search set and on rows that the search has not seen."""
     rows = [
         ["whole cache", f"{found.path[0].loss:.4f}", f"{found.report['unpruned']:.4f}"],
