@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from lab.engine.experiment import Experiment, Need, trio, with_seeds
@@ -27,14 +26,12 @@ from selattn.evaluation.traces import PAPER, MeanF, Run, Trace, Words, mean_f, s
 from selattn.models.loading import load
 from selattn.pruning.folder import read_path
 from selattn.views import plot
-from selattn.views.plot import attention, tokens
 
 _ALIVE = 1.0  # a pair with F below it is alive: what the memory loss counts, tau
 Floats = NDArray[np.floating[Any]]
 
 
 def _selective(scale: Scale, seeds: Sequence[int]) -> dict[str, Need]:
-    """The selective model of each seed."""
     return trio(scale, seeds, kinds=(SELECTIVE,))
 
 
@@ -121,11 +118,6 @@ def _f_of_a_text(lab: Lab) -> Measured:
     return Measured(tuple(cells), (claim,), (f"The first {traces[0].size} tokens of the text.",), traces[0].to_json())
 
 
-def _f_of_a_text_draw(record: Reproduction) -> Figure:
-    """F of the first seed's model."""
-    return plot.masking(Trace.from_json(record.details))
-
-
 # --- Figure 9
 
 
@@ -152,11 +144,6 @@ def _mean_f(lab: Lab) -> Measured:
     return Measured(
         tuple(cells), (claim,), (f"{len(shares[0])} held-out documents that fill the context.",), mean.to_json()
     )
-
-
-def _mean_f_draw(record: Reproduction) -> Figure:
-    """The mean of F of the first seed's model."""
-    return plot.masking_mean(MeanF.from_json(record.details))
 
 
 # --- Figure 10: two trainings, with other first weights and another order of the data
@@ -203,11 +190,6 @@ def _less(same: Sequence[float | None], others: Sequence[float | None]) -> float
     """The mean of one pair of trainings' correlations less that of others; None where none is known."""
     means = [[value for value in values if value is not None] for values in (same, others)]
     return float(np.mean(means[0]) - np.mean(means[1])) if all(means) else None
-
-
-def _stability_draw(record: Reproduction) -> Figure:
-    """The first two trainings side by side."""
-    return plot.stability(MeanF.from_json(record.details["first"]), MeanF.from_json(record.details["second"]))
 
 
 # --- Figure 11
@@ -261,11 +243,6 @@ def _persisted_conclude(record: Reproduction) -> Reproduction:
         "512, for d=12; it gives no number for how they go with F.",
     )
     return replace(record, cells=tuple(cells), claims=(claim,), notes=notes)
-
-
-def _persisted_draw(record: Reproduction) -> Figure:
-    """The tokens of the paper's example text that the first seed's model keeps."""
-    return plot.kept(Trace.from_json(record.details))
 
 
 # --- Figure 12
@@ -322,11 +299,6 @@ def _shares(tokens: Sequence[str], kept: Sequence[bool]) -> tuple[float | None, 
         return float(alive[chosen].mean()) if chosen.any() else None
 
     return share(np.ones_like(stops)), share(stops), share(~stops)
-
-
-def _words_draw(record: Reproduction) -> Figure:
-    """The words of the first seed's model."""
-    return plot.words(Trace.from_json(record.details))
 
 
 # --- Figures 1 and 8: samples of the synthetic tasks
@@ -413,11 +385,6 @@ def _copy(trace: Trace) -> tuple[float | None, float | None]:
     return _left(trace, begins, string), _left(trace, ends, string)
 
 
-def _masking_draw(record: Reproduction) -> dict[str, Figure]:
-    """A picture for each task, and one for text."""
-    return {name: tokens(Trace.from_json(traced)) for name, traced in record.details.items()}
-
-
 # --- Figure 8
 
 
@@ -465,11 +432,6 @@ def _question_on_answer(trace: Trace, layer: int) -> float:
     return float(trace.weights(layer)[question, last + 1])
 
 
-def _patterns_draw(record: Reproduction) -> Figure:
-    """One sample in both models."""
-    return attention(*(Trace.from_json(record.details[kind]) for kind in (SELECTIVE, STANDARD)))
-
-
 EXPERIMENTS = (
     Experiment(
         "f-of-a-text",
@@ -477,16 +439,25 @@ EXPERIMENTS = (
         "F of the paper's own example text",
         _selective,
         _f_of_a_text,
-        _f_of_a_text_draw,
+        lambda record: plot.masking(Trace.from_json(record.details)),
     ),
-    Experiment("mean-f", "Figure 9", "F averaged over many texts", _selective, _mean_f, _mean_f_draw),
+    Experiment(
+        "mean-f",
+        "Figure 9",
+        "F averaged over many texts",
+        _selective,
+        _mean_f,
+        lambda record: plot.masking_mean(MeanF.from_json(record.details)),
+    ),
     Experiment(
         "stability",
         "Figure 10",
         "F averaged over many texts in two trainings",
         lambda scale, seeds: _selective(scale, _two_seeds(seeds)),
         _stability,
-        _stability_draw,
+        lambda record: plot.stability(
+            MeanF.from_json(record.details["first"]), MeanF.from_json(record.details["second"])
+        ),
         conclude=_stability_conclude,
     ),
     Experiment(
@@ -495,7 +466,7 @@ EXPERIMENTS = (
         "what remains in the cache after pruning, layer by layer",
         lambda scale, seeds: trio(scale, seeds, kinds=(STANDARD, MEMORY)),
         _persisted,
-        _persisted_draw,
+        lambda record: plot.kept(Trace.from_json(record.details)),
         conclude=_persisted_conclude,
     ),
     Experiment(
@@ -504,7 +475,7 @@ EXPERIMENTS = (
         "what the last token finds masked, word by word",
         _selective,
         _words,
-        _words_draw,
+        lambda record: plot.words(Trace.from_json(record.details)),
         conclude=_words_conclude,
     ),
     Experiment(
@@ -513,7 +484,7 @@ EXPERIMENTS = (
         "what is masked and what is read in Variable Assignment, Copy, Parity* and text",
         _masking_needs,
         _masking,
-        _masking_draw,
+        lambda record: {name: plot.tokens(Trace.from_json(each)) for name, each in record.details.items()},
     ),
     Experiment(
         "attention-patterns",
@@ -521,6 +492,6 @@ EXPERIMENTS = (
         "attention of all layers on Variable Assignment, selective beside standard",
         lambda scale, seeds: with_seeds(assignment_runs(scale), seeds),
         _patterns,
-        _patterns_draw,
+        lambda record: plot.attention(*(Trace.from_json(record.details[kind]) for kind in (SELECTIVE, STANDARD))),
     ),
 )

@@ -236,7 +236,6 @@ def _check(job: Job, record: Path | None, save_model: Path | None) -> None:
 
 
 def _carry_out(job: Job, team: Team, progress: Progress) -> Pruned:
-    """Search, or resume a search, and write the budgets."""
     loaded, context, until = job.model, job.procedure.context, job.until
     check_context(loaded.name, loaded, context)
     until.check_size(loaded.description.layers, context, job.procedure.smallest)

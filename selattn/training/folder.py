@@ -129,7 +129,6 @@ def _read_config(run: Path) -> dict[str, Any]:
 
 
 def _check_same(config: dict[str, Any], defaults: dict[str, Any], before: dict[str, Any], run: Path) -> None:
-    """A resumed run is the same run."""
     new, old = dict(flat(config)), dict(flat(defaults)) | dict(flat(before))
     for name in [*old, *new]:
         if {} in (old.get(name), new.get(name)):  # an empty section

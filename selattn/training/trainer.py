@@ -164,7 +164,6 @@ class SelectiveTrainer(Trainer):
         super().log(scalars)
 
     def _sum(self, values: Tensor) -> Tensor:
-        """The values summed up over all devices."""
         return self.accelerator.reduce(values, "sum") if self.args.world_size > 1 else values.clone()
 
     def seconds(self) -> float:
