@@ -160,7 +160,8 @@ def convert(
     with contextlib.closing(Team()) as team:
         if not run_folder.finished(folder):
             Converter().check(run)
-        rows = _text(run).rows(original.tokenizer, run.data.context, progress=team.leads)
+        bars = team.leads and progress is not None and progress.shows
+        rows = _text(run).rows(original.tokenizer, run.data.context, progress=bars)
         batches = _batches(rows, run, 0 if until is None else search_rows)
         how: dict[str, Any] = {"progress": progress, "maker": Converter()}
         done = train(run, folder, resume=resume, overwrite=overwrite, **how)

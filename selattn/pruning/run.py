@@ -240,8 +240,9 @@ def _carry_out(job: Job, team: Team, progress: Progress) -> Pruned:
     check_context(loaded.name, loaded, context)
     until.check_size(loaded.description.layers, context, job.procedure.smallest)
     other = None if until.baseline is None else _baseline(until.baseline, loaded, context)
-    rows = job.text.rows(loaded.tokenizer, context, progress=team.leads)
-    batches, reported = make_sets(job, rows, loaded.tokenizer, progress=team.leads)
+    bars = team.leads and progress.shows
+    rows = job.text.rows(loaded.tokenizer, context, progress=bars)
+    batches, reported = make_sets(job, rows, loaded.tokenizer, progress=bars)
     with contextlib.ExitStack() as stack:
         team.by_one(lambda: stack.enter_context(claimed(job.out)))
         settings = SearchSettings(
