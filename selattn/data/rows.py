@@ -32,12 +32,7 @@ class Rows(Dataset[dict[str, Tensor]]):
                 f"the corpus is smaller than one context: {len(store.tokens)} tokens in {store.name}, "
                 f"context {context}; give more text or a smaller context"
             )
-        self.store, self.context = store, context
-
-    @property
-    def vocab_size(self) -> int:
-        """Of the store's tokenizer."""
-        return self.store.vocab_size
+        self.store, self.context, self.vocab_size = store, context, store.vocab_size
 
     def __len__(self) -> int:
         raise NotImplementedError

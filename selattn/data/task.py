@@ -97,16 +97,7 @@ class TaskDataset(Dataset[dict[str, Tensor]]):
         if size < 1:
             raise SelattnError(f"a dataset needs at least one sample, not {size}")
         self.task, self.seed, self.size = task, check_seed(seed), size
-
-    @property
-    def vocab_size(self) -> int:
-        """How many tokens the task's vocabulary has."""
-        return self.task.vocab_size
-
-    @property
-    def context(self) -> int:
-        """How many tokens a row of the task has."""
-        return self.task.context
+        self.vocab_size, self.context = task.vocab_size, task.context
 
     def __len__(self) -> int:
         return self.size

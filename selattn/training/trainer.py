@@ -17,7 +17,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, default_collate
-from transformers import Adafactor, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    Adafactor,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from selattn.errors import DivergedError
 from selattn.models.formats import change_config
@@ -62,11 +70,15 @@ class SelectiveTrainer(Trainer):
         self.folder = Path(args.output_dir or ".")
         callbacks: list[TrainerCallback] = [_Keeper(self)]
         sets: Any = dict(data.validation)
+        adafactor: Any = None  # T5's; AdamW the Trainer makes itself
+        if run.optimizer.kind == "adafactor":
+            settings = {"lr": run.optimizer.lr, "scale_parameter": True, "relative_step": False, "warmup_init": False}
+            adafactor = Adafactor, settings
         super().__init__(
-            model=model, args=args, callbacks=callbacks, eval_dataset=sets, optimizer_cls_and_kwargs=_adafactor(run)
+            model=model, args=args, callbacks=callbacks, eval_dataset=sets, optimizer_cls_and_kwargs=adafactor
         )
         model.config.use_cache = True  # the Trainer switches it off, and it would be saved so
-        self.remove_callback(_progress_of(self))
+        self.remove_callback(PrinterCallback)  # `display` shows more
         self.course = course
         self.meter = Meter(model.description.layers, self.args.device, kl)
         self.logged_step = start
@@ -344,21 +356,6 @@ def _scalars(record: LogLine) -> dict[str, float]:
         elif isinstance(value, int | float) and name not in ("step", "seconds"):
             scalars[name] = value
     return scalars
-
-
-def _adafactor(run: RunConfig) -> Any:
-    """T5's optimizer and its settings; None for AdamW, which the Trainer makes itself."""
-    if run.optimizer.kind == "adamw":
-        return None
-    settings = {"lr": run.optimizer.lr, "scale_parameter": True, "relative_step": False, "warmup_init": False}
-    return Adafactor, settings
-
-
-def _progress_of(trainer: Trainer) -> Any:
-    """The Trainer's own progress bar or printer, which ours replaces."""
-    from transformers import PrinterCallback, ProgressCallback
-
-    return ProgressCallback if not trainer.args.disable_tqdm else PrinterCallback
 
 
 class Meter:
