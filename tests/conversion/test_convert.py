@@ -8,17 +8,16 @@ import torch
 from safetensors.torch import load_file
 
 from selattn.cli.main import main
-from selattn.conversion import ConversionRun, conversion_run, convert
-from selattn.conversion.config import Conversion
+from selattn.conversion import ConversionRun, convert
 from selattn.conversion.trainer import make_student
 from selattn.errors import SelattnError
 from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.text import Text
 from selattn.models.loading import load
 from selattn.pruning import Until
-from selattn.training.config import Start, TextData
+from selattn.training.config import Start
 from tests.conversion.tiny import CONTEXT, go, llama_folder, settings_of, text_of
-from tests.evaluation.folders import model_folder, text
+from tests.evaluation.folders import model_folder
 
 PAIR = ("selective", "selective-per-head")
 
@@ -60,16 +59,6 @@ def test_the_log_has_the_losses_that_matter(world):
     assert strengths == [0.25, 0.75, 1.0, 1.0]
 
 
-def test_a_checkpoint_on_the_way_has_the_strength_of_its_step(world, tmp_path):
-    """It is a model, too."""
-    from tests.interrupted import Interrupt
-
-    go(world, tmp_path / "run", progress=Interrupt(3))
-    checkpoint = next((tmp_path / "run").glob("checkpoint-*"))
-    step = int(checkpoint.name.rpartition("-")[2])
-    assert load(checkpoint).model.settings.strength == step / 4
-
-
 def test_only_the_form_learns_at_first(world, tmp_path):
     """With `freeze_first` as long as the run the trunk stays as it was, bit for bit."""
     go(world, tmp_path / "run", "conversion.freeze_first=8")
@@ -95,19 +84,6 @@ def test_the_table_is_what_the_models_have(world):
     assert record["losses"]["untrained"] != record["losses"]["after"]
     assert record["tokens"] > 0
     assert "control" not in record["losses"]
-
-
-def test_rows_that_a_search_of_longer_documents_could_have_seen_are_not_asked_for(world, tmp_path):
-    """Of 20 rows a search on 8 can have seen more than 8, where documents are of different lengths."""
-    source = tmp_path / "text.txt"
-    source.write_text("\n\n".join(text(documents=1, words=3 * (1 + i % 12), seed=i).strip() for i in range(40)))
-    data = TextData(source=str(source), validation=0.5, context=CONTEXT)
-    rows = Text(data.source, reading=data.reading()).rows(load(world / "llama").tokenizer, CONTEXT)
-    left = len(rows.numbers(skip=8))
-    assert 0 < left < len(rows) - 8
-    settings, until = settings_of("evaluation.rows=20"), Until(factor=1.5)
-    found = convert(world / "llama", data, tmp_path / "run", settings=settings, prune=until, search_rows=8)
-    assert found.record.rows == left
 
 
 def test_budgets_and_control_in_one_call(world, tmp_path):
@@ -193,14 +169,6 @@ def test_a_teacher_of_the_same_vocabulary(world, tmp_path):
     assert min(ours) > max(theirs)  # a stranger to it
 
 
-def test_packed_rows_and_bf16(world, tmp_path):
-    data = text_of(world, layout="packed")
-    found = convert(world / "llama", data, tmp_path / "run", settings=settings_of("machine.precision=bf16"))
-    kl = [line["kl_loss"] for line in lines(found.folder) if "loss" in line]
-    assert all(0 <= value < 1 for value in kl)
-    assert kl[0] < 0.01  # at first the student is the teacher, rounding and all
-
-
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -223,15 +191,6 @@ def test_settings_that_are_refused(world, tmp_path, settings, says):
     with pytest.raises(SelattnError, match=says):
         go(world, tmp_path / "run", *settings)
     assert not (tmp_path / "run").exists()
-
-
-def test_ramp_and_warm_up_follow_the_steps(world):
-    run = conversion_run(str(world / "llama"), "embedded", 64, {"schedule.steps": 1000})
-    assert (run.start.ramp, run.schedule.warmup, run.data.context) == (500, 50, 64)
-    run = conversion_run(str(world / "llama"), "embedded", 4096, {"schedule.steps": 1000, "start.ramp": 7})
-    assert (run.start.ramp, run.data.context) == (7, 512)
-    control = run.control()
-    assert (control.start.ramp, control.conversion) == (0, Conversion(selects=False, epsilon=0.0))
 
 
 def test_one_of_ours(world, tmp_path):
@@ -259,10 +218,3 @@ def test_one_of_ours(world, tmp_path):
         for token in ids[0]:
             step = saved.model(token[None, None], past_key_values=cache).logits[0, -1]
     torch.testing.assert_close(whole, step, rtol=1e-4, atol=1e-4)
-
-
-def test_a_decoder_of_ours_without_a_layer_to_select(world, tmp_path):
-    model_folder(tmp_path / "ours", attention=["strided:4"])
-    with pytest.raises(SelattnError, match="has no layer that could select: strided:4"):
-        convert(tmp_path / "ours", text_of(world), tmp_path / "run", settings=settings_of())
-    assert not (tmp_path / "run").exists()

@@ -30,15 +30,6 @@ def test_interrupted_and_resumed_is_uninterrupted(world, tmp_path, at):
 
 
 @pytest.mark.slow
-def test_with_adapters(world, tmp_path):
-    settings = ["conversion.lora=2", "optimizer.lr=0.01"]
-    go(world, tmp_path / "whole", *settings)
-    assert go(world, tmp_path / "run", *settings, progress=Interrupt(5)).interrupted
-    go(world, tmp_path / "run", *settings, resume=True)
-    same_run(tmp_path / "whole", tmp_path / "run")
-
-
-@pytest.mark.slow
 def test_killed_and_resumed_is_uninterrupted(world, tmp_path):
     """At any moment: while steps are taken, checkpoints written, or the model."""
     draw, kills = random.Random(0), 0

@@ -121,9 +121,3 @@ def test_a_folder_of_one_s_own(source, tokenizer, tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == ["tokenizer", "train", "validation"]
     assert TokenStore(folder / "train", verify=True).meta["source"] == f"{source} (train)"
     assert len(AutoTokenizer.from_pretrained(folder / "tokenizer")) == 500
-
-
-def test_a_folder_of_one_s_own_is_whole_or_not_there(source, tokenizer, tmp_path):
-    with pytest.raises(SelattnError, match="has no test split"):
-        build_corpus(tmp_path / "corpus", source, tokenizer, ["train", "test"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["topics.txt"]

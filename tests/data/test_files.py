@@ -56,10 +56,6 @@ def test_jsonl_gives_the_texts_back(texts, column, tmp_path_factory):
     assert read(path, column) == texts
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    assert read(write(tmp_path / "a.txt", b"\xef\xbb\xbfone")) == ["one"]
-
-
 @pytest.mark.parametrize("packed", ["", ".gz"])
 def test_the_wrong_byte_is_named(tmp_path, packed):
     path = write(tmp_path / f"a.txt{packed}", b"\xef\xbb\xbfgood line\nr\xc3\xa9sum\xe9\n")
@@ -123,11 +119,6 @@ def test_splits_by_name(tmp_path):
     found = named_splits(tmp_path, [tmp_path / name for name in names])
     files = {split: [path.relative_to(tmp_path).as_posix() for path in paths] for split, paths in found.items()}
     assert files == {"train": names[:2], "validation": [names[2]], "test": [names[3]]}
-
-
-@pytest.mark.parametrize("names", [["a.txt", "b.txt"], ["train.txt"], ["test.txt"], ["trains.txt", "validity.txt"]])
-def test_names_that_tell_no_split(tmp_path, names):
-    assert named_splits(tmp_path, [tmp_path / name for name in names]) is None
 
 
 def test_some_names_that_tell_a_split_are_not_enough(tmp_path):

@@ -37,22 +37,6 @@ def test_documents_come_back(texts, eos, batch, tmp_path_factory):
     assert len(opened) == len(texts)
 
 
-def test_a_real_tokenizer(tokenizer, topics, tmp_path):
-    made = build_store(tmp_path / "store", topics, tokenizer, threads=2)
-    assert [tokenizer.decode(document) for document in made] == topics
-    assert made.tokens.dtype == np.uint16
-    assert (made.vocab_size, made.bos_id, made.pad_id) == (500, 3, 0)
-    assert made.meta["tokenizer"] == tokenizer.fingerprint
-
-
-def test_a_large_vocabulary_gets_wider_tokens(tmp_path):
-    tokenizer = BytesTokenizer()
-    tokenizer.vocab_size = 70_000
-    tokenizer.encode_batch = lambda texts, threads: [[69_999] for _ in texts]
-    made = build_store(tmp_path / "store", ["x"], tokenizer)
-    assert made[0].tolist() == [2, 69_999, 1]
-
-
 def test_it_is_mapped_and_travels_by_path(small):
     assert isinstance(small.tokens, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
@@ -104,12 +88,6 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch, name):
     monkeypatch.setattr(store, "_open", lambda path: real(Path("/dev/full") if path.name == name else path))
     with pytest.raises(SelattnError, match="nothing is left of it"):
         build_store(tmp_path / "store", ["some text"] * 10_000, BytesTokenizer())
-    assert left_in(tmp_path) == []
-
-
-def test_no_documents(tmp_path):
-    with pytest.raises(SelattnError, match="there are no documents"):
-        build_store(tmp_path / "store", [], BytesTokenizer())
     assert left_in(tmp_path) == []
 
 

@@ -85,13 +85,6 @@ def test_the_held_out_fraction(fraction):
     assert abs(share - fraction) < 4.5 * (fraction * (1 - fraction) / 20_000) ** 0.5
 
 
-def test_more_documents_do_not_move_the_earlier_ones(tmp_path, numbers):
-    reading = Reading(separator="line")
-    before = list(documents(numbers, "validation", reading))
-    numbers.write_text(numbers.read_text() + "\nmore\nand more")
-    assert list(documents(numbers, "validation", reading))[: len(before)] == before
-
-
 def test_a_folder_whose_files_are_splits(tmp_path):
     for name in ("train", "valid"):
         (tmp_path / f"{name}.txt").write_text(f"{name} one\n\n{name} two")
@@ -126,20 +119,6 @@ def test_unknown_names(source, split, message):
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
-
-
-def test_too_few_documents_to_hold_one_out(tmp_path):
-    (tmp_path / "a.txt").write_text("one")
-    with pytest.raises(
-        SelattnError, match="no document for the split 'validation': 1 in all, of which 2% are held out"
-    ):
-        list(documents(tmp_path / "a.txt", "validation"))
-
-
-@pytest.mark.parametrize("settings", [{"validation": 1.5}, {"validation": -0.1}, {"limit": 0}])
-def test_bad_settings(settings):
-    with pytest.raises(SelattnError):
-        Reading(**settings)
 
 
 def test_the_identity_of_a_file_changes_with_it(numbers):

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lab.__main__ import main as lab
-from lab.mixture import Copies, Document, Group, divide, interleaved
+from lab.mixture import Copies, Document, Group, interleaved
 
 WORDS = [f"{a}{b}{c}" for a in "bdfgk" for b in "aeiou" for c in "lmnrst"]
 
@@ -98,23 +98,6 @@ def test_nothing_held_out_is_trained_on_nor_nearly(built):
     assert left_out == {"books": 0, "large": 0, "news": 0, "pages": 80}
 
 
-def test_held_out_documents_stand_source_by_source_too(built):
-    for part in ("validation", "test"):
-        alone = [row for name in ("books", "pages", "large") for row in rows(built, f"parts/{name}.{part}")]
-        key = json.dumps
-        assert sorted(map(key, alone)) == sorted(map(key, rows(built, f"mixture/{part}")))
-
-
-def test_counts_are_those_of_the_files(built):
-    counts = json.loads((built / "counts.json").read_text())
-    for part in PARTS:
-        found = rows(built, part)
-        for source in {row["source"] for row in found}:
-            texts = [row["text"] for row in found if row["source"] == source]
-            assert counts[part][f"{source}: documents"] == len(texts)
-            assert counts[part][f"{source}: characters"] == sum(map(len, texts))
-
-
 @pytest.mark.parametrize("share", [0.1, 0.3333])
 def test_a_share_is_not_exceeded_and_nearly_reached(share, sources, tmp_path, capsys):
     build(sources, tmp_path / "out", "--share", f"large={share}")
@@ -147,12 +130,6 @@ def test_copies_are_seen_and_other_texts_are_not():
     assert copies.fresh(text("two"))
     assert copies.fresh("short")
     assert not copies.fresh("Short.")
-
-
-def test_held_out_parts_are_bounded():
-    groups = [Group([Document("a", str(i), "x" * 1000)]) for i in range(1000)]
-    sizes = {name: sum(each.characters for each in part) for name, part in divide(groups).items()}
-    assert sizes == {"test": 80_000, "validation": 80_000, "search": 80_000, "train": 760_000}
 
 
 @pytest.mark.parametrize(

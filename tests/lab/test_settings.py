@@ -61,12 +61,6 @@ def test_what_all_of_them_share_can_be_set(setting):
     check(setting, "efficiency", "needle", "masks", "context-size")
 
 
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
-def test_how_it_is_computed_can_be_set_everywhere(scale):
-    size = find_scale(scale)
-    check("machine.compile=true", *(n for n, each in EXPERIMENTS.items() if scale in each.scales), scale=size)
-
-
 def test_no_two_trainings_that_differ_become_one():
     """Whatever is let through: as many trainings as before."""
     for name, each in EXPERIMENTS.items():
@@ -90,13 +84,6 @@ def test_a_continuation_that_comes_up_keeps_what_is_its_own():
     assert (found.run.schedule.steps, found.run.model["cache_budgets"]) == (2, [4])
     assert found.run.optimizer.beta2 == 0.99
     assert changed_beside(twice, [Need(tiny_run())], settings).after == found
-
-
-def test_nothing_is_trained_before_a_setting_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("lab.engine.store.train", lambda *args, **kwargs: pytest.fail("trained"))
-    with pytest.raises(SelattnError, match="learning-rate"):
-        reproduce("learning-rate", settings=["optimizer.lr=1e-3"], store=tmp_path / "store", out=tmp_path / "out")
-    assert list(tmp_path.iterdir()) == []
 
 
 READING = ["data.validation=0.25", "data.separator=line", "data.limit=30", "data.column=body"]

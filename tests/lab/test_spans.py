@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.spans import Spans, SpanSamples, TextRows, corrupt, sentinels_of, with_sentinels
-from selattn.data import build_store, read_tokenizer
+from lab.spans import Spans, SpanSamples, TextRows, corrupt
+from selattn.data import build_store
 from selattn.data.draws import Draw
 from selattn.errors import SelattnError
 from tests.data.bytes_tokenizer import BytesTokenizer
-from tests.models import vocabulary
 
 
 def restored(inputs, labels, sentinels, end):
@@ -85,23 +84,3 @@ def test_samples_are_a_function_of_seed_and_number(store):
     texts = [restored(one[i]["input_ids"].tolist(), one[i]["labels"].tolist(), *marks) for i in range(len(rows))]
     assert sorted(texts) == sorted(rows[i].tolist() for i in range(len(rows)))  # each row once in an epoch
     assert one[0]["input_ids"].shape == (16,)
-
-
-def test_sentinels_stand_behind_the_last_token(tmp_path):
-    (tmp_path / "pieces.model").write_bytes(vocabulary.pieces())
-    plain = read_tokenizer(tmp_path / "pieces.model")
-    tokenizer = with_sentinels(plain)
-    found = sentinels_of(tokenizer)
-    assert found == list(range(plain.vocab_size + 99, plain.vocab_size - 1, -1))
-    assert tokenizer.vocab_size == plain.vocab_size + 100
-    assert with_sentinels(tokenizer) is tokenizer
-    assert sentinels_of(plain) == []
-    assert tokenizer.encode("the cat") == plain.encode("the cat")
-
-
-@pytest.mark.parametrize(
-    ("wrong", "why"), [((512, 0.0), "share of noise"), ((512, 0.1, 0.5), "mean span"), ((2,), "no room")]
-)
-def test_what_cannot_be(wrong, why):
-    with pytest.raises(SelattnError, match=why):
-        Spans(*wrong)

@@ -64,17 +64,6 @@ def test_a_resumed_run_is_the_same_run(run, tmp_path):
     same_run(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_both_kinds_begin_with_the_same_weights_and_see_the_same_rows(run):
-    kinds = [dataclasses.replace(run, model=MODEL | {"attention": kind}) for kind in ("standard", "selective")]
-    made = []
-    for each in kinds:
-        torch.manual_seed(0)
-        made.append(each.maker().make(each, None).model.state_dict())
-    assert all(made[0][name].equal(made[1][name]) for name in made[0])
-    one, other = (each.maker().prepare(each, False).train for each in kinds)
-    assert all(one[i][name].equal(other[i][name]) for i in range(5) for name in one[i])
-
-
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [

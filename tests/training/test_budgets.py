@@ -1,6 +1,5 @@
 """Training with budgets in force, and with budgets that shrink on the way."""
 
-import dataclasses
 import itertools
 import json
 
@@ -9,9 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab.tasks import VariableAssignment
-from selattn.cli.main import main
-from selattn.cli.settings import override
 from selattn.errors import SelattnError
 from selattn.models import SelectiveForCausalLM
 from selattn.training import train
@@ -108,12 +104,6 @@ def test_budgets_shrink_from_the_context_to_those_of_the_model(trained, tmp_path
         assert json.loads((tmp_path / "run" / saved / "config.json").read_text())["cache_budgets"] == budgets
 
 
-def test_a_run_that_ends_on_the_way_says_what_was_in_force(trained, tmp_path):
-    run = shrinking(start=Start(str(trained)), schedule=Schedule(steps=2, warmup=0))
-    train(run, tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "model" / "config.json").read_text())["cache_budgets"] == [6, 5]
-
-
 @pytest.mark.parametrize("at", [2, 5])
 def test_shrinking_budgets_resume_where_they_were(trained, tmp_path, at):
     run = tiny(model=MODEL | {"cache_budgets": 2, "hidden_dropout": 0.1}, shrink=Shrink(steps=8, every=2))
@@ -163,39 +153,3 @@ def test_what_cannot_shrink_is_one_line(tmp_path):
         assert not (tmp_path / "run").exists()
     with pytest.raises(SelattnError, match=r"shrink\.every must be at least 1, not 0"):
         Shrink(every=0)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("8", 8), ("[8]", [8]), ("[8,4]", [8, 4]), ("8, 4", [8, 4]), ("none", None)]
-)
-def test_budgets_on_the_command_line(text, value):
-    run = override(tiny(), [f"model.cache_budgets={text}", f"shrink.first={text}"])
-    assert run.model["cache_budgets"] == value
-    assert run.shrink.first == (tuple(value) if isinstance(value, list) else value)
-    assert json.loads(json.dumps(run.to_dict())) == run.to_dict()
-
-
-def test_from_the_command_line(trained, tmp_path, monkeypatch, capsys):
-    """The whole of it: a trained model goes on with budgets that shrink, and resuming needs the same command."""
-    monkeypatch.chdir(tmp_path)
-    task = dataclasses.asdict(VariableAssignment(variables=2, values=5, assignments=3))
-    command = [
-        *(
-            "train",
-            "lab.runs:variable-assignment-small-selective",
-            f"start.model={trained}",
-            "model.cache_budgets=[4,3]",
-        ),
-        *("model.cache_policy=selective", "shrink.steps=2", "schedule.steps=3", "schedule.warmup=0", "log_every=1"),
-        *(f"data.{name}={value}" for name, value in task.items()),
-        *("batch.size=4", "evaluation.rows=4", "--out", "run"),
-    ]
-    assert main(command) == 0
-    assert [record["cache_budgets"] for record in log(tmp_path / "run") if "loss" in record] == [[9, 9], [6, 6], [4, 3]]
-    assert main([*command, "--resume"]) == 0
-    assert main([*command, "shrink.every=2", "--resume"]) == 2
-    assert "shrink.every is 1 there and 2 here" in capsys.readouterr().err
-    settings = json.loads((tmp_path / "run" / "run.json").read_text())
-    del settings["shrink"]["every"]  # a run from before there was such a setting
-    (tmp_path / "run" / "run.json").write_text(json.dumps(settings))
-    assert main([*command, "--resume"]) == 0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
 from selattn.training import folder, train
-from selattn.training.config import Batching, Machine
+from selattn.training.config import Batching
 from selattn.training.datasets import Share, StepBatches
-from tests.training.tiny import log, tiny, weights
+from tests.training.tiny import log, weights
 from tests.training.two_devices import losses, run
 
 ROOT = Path(__file__).parents[2]
@@ -44,12 +44,6 @@ def test_micro_batches_and_devices_divide_the_batch():
     for batch, devices in ((Batching(12, micro=5), 1), (Batching(12), 5), (Batching(2), 3)):
         with pytest.raises(SelattnError, match="cannot be shared out"):
             batch.split(devices)
-
-
-def test_sharding_is_refused_where_it_would_silently_not_happen(tmp_path):
-    with pytest.raises(SelattnError, match="needs several GPUs"):
-        train(tiny(machine=Machine(shard="fsdp")), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")

@@ -87,10 +87,6 @@ def test_the_first_thing_to_go_of_a_checkpoint_is_its_seal(tmp_path, monkeypatch
     assert folder.damage(checkpoint) == "whole.json is damaged"
 
 
-def test_old_checkpoints_go(uninterrupted):
-    assert list(folder.checkpoints(uninterrupted)) == [8, 12]
-
-
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(uninterrupted, tmp_path):
     path = tmp_path / "run"
     begun(path).close()
@@ -106,12 +102,6 @@ def test_a_run_that_was_killed_before_its_export_only_exports(uninterrupted, tmp
     monkeypatch.setattr(SelectiveTrainer, "training_step", None)
     train(tiny(), path, resume=True)
     same_run(uninterrupted, path)
-
-
-def test_resuming_a_run_that_has_ended_changes_nothing(uninterrupted):
-    before = (uninterrupted / "model" / "training_record.json").read_bytes()
-    assert train(tiny(), uninterrupted, resume=True).step == 12
-    assert (uninterrupted / "model" / "training_record.json").read_bytes() == before
 
 
 def test_a_folder_with_a_run_is_not_overwritten_by_accident(uninterrupted):

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 import torch
 
-from lab.runs import GROUPS, RUNS, find_run
+from lab.runs import RUNS, find_run
 from lab.scales import PAPER
 from lab.t5 import SpanData
 from lab.tasks import Copy, Parity, VariableAssignment
@@ -22,10 +22,6 @@ from selattn.training.datasets import Data
 from selattn.training.model import model_config
 
 # The paper's table of parameter counts, by d.
-PARAMETERS = {
-    8: 33_603_584, 10: 59_699_200, 12: 97_615_872, 14: 149_666_048, 16: 218_226_688, 18: 305_717_760,
-    20: 414_387_200, 22: 546_641_920, 24: 704_950_272, 26: 891_468_032, 28: 1_108_645_888,
-}  # fmt: skip
 
 
 T5_PARAMETERS = {"small": 60_506_624, "base": 222_903_552, "large": 737_668_096}  # of the first T5, as published
@@ -117,15 +113,6 @@ def test_a_shrunk_run_takes_a_step(name, tmp_path):
     assert finished.evaluation["validation"].loss > 0
 
 
-@pytest.mark.parametrize("d", PARAMETERS)
-def test_the_paper_s_models_have_the_paper_s_sizes(d):
-    for kind in ("standard", "selective", "memory"):
-        run = find_run(f"c4-d{d}-{kind}")
-        with torch.device("meta"):
-            model = SelectiveForCausalLM(model_config(run))
-        assert sum(p.numel() for p in model.parameters()) == pytest.approx(PARAMETERS[d], rel=1e-3)
-
-
 def test_the_paper_s_settings():
     run = find_run("c4-d12-selective")
     assert (run.optimizer.lr, run.optimizer.beta1, run.optimizer.beta2) == (0.005, 0.9, 0.999)
@@ -153,10 +140,6 @@ def test_t5_has_its_published_sizes_and_settings(size):
     assert (run.data.noise, run.data.span, run.schedule.warmup) == (0.15, 3.0, 10_000)
 
 
-def test_no_two_groups_have_a_run_of_the_same_name():
-    assert sum(map(len, GROUPS.values())) == len(RUNS)
-
-
 def test_the_zoo_fits_into_its_forty_megabytes():
     total = 0
     for name in RUNS:
@@ -165,13 +148,6 @@ def test_the_zoo_fits_into_its_forty_megabytes():
                 model = SelectiveForCausalLM(model_config(find_run(name)))
             total += 2 * sum(p.numel() for p in model.parameters())
     assert total < 39_000_000  # bytes in bf16; tokenizers and records take some more
-
-
-def test_an_unknown_run_gets_the_nearest():
-    with pytest.raises(SelattnError, match="unknown run 'c4-d12-selectiv'; did you mean 'c4-d12-selective'"):
-        find_run("c4-d12-selectiv")
-    with pytest.raises(SelattnError, match="see 'python -m lab train --list'"):
-        find_run("qqqqq")
 
 
 @pytest.mark.parametrize(

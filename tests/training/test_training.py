@@ -152,14 +152,6 @@ def test_compilation_does_not_matter(plain, tmp_path):
     close(plain, tmp_path / "run", rtol=1e-3)
 
 
-def test_layers_that_do_not_select_are_left_out(tmp_path):
-    train(short(model=MODEL | {"attention": ["standard", "selective"]}), tmp_path / "run")
-    for record in log(tmp_path / "run"):
-        kept = record["kept"] if "loss" in record else record["evaluation"]["validation"]["kept"]
-        assert kept[0] is None
-        assert 0 < kept[1] <= 1
-
-
 def test_the_target_ends_the_run(tmp_path):
     """And it stays ended: resuming exports, it does not train on."""
     run = tiny(evaluation=Evaluation(every=2, rows=10, batch=4, target=1e-9), schedule=Schedule(steps=60, warmup=0))
@@ -208,14 +200,6 @@ def test_a_standard_model_becomes_selective(standard, tmp_path):
     assert model.config.selection_strength == 1.0
 
 
-def test_a_checkpoint_in_the_middle_of_a_ramp_is_the_model_of_that_moment(standard, tmp_path):
-    run = short(model={"attention": "selective"}, start=Start(str(standard), ramp=8))
-    run = dataclasses.replace(run, checkpoints=dataclasses.replace(run.checkpoints, every=2))
-    train(run, tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "checkpoint-2" / "config.json").read_text())
-    assert config["selection_strength"] == 0.25
-
-
 def test_a_ramp_resumes_where_it_was(standard, tmp_path):
     from tests.interrupted import Interrupt
 
@@ -256,16 +240,6 @@ def test_a_model_that_selects_has_nothing_to_ramp_from(plain, standard, tmp_path
     train(short(model={"attention": "selective"}, start=Start(str(tmp_path / "half"), ramp=2)), tmp_path / "run")
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_rows_are_not_longer_than_what_a_model_was_made_for(tmp_path, positions):
-    """Also where positions could go on: nothing of the model has ever seen them."""
-    train(short(model=MODEL | {"positions": positions}), tmp_path / "run")
-    longer = dataclasses.replace(short().data, assignments=4)
-    with pytest.raises(SelattnError, match="rows have 11 tokens and the model has 9 positions"):
-        train(short(model={}, start=Start(str(tmp_path / "run")), data=longer), tmp_path / "longer")
-    assert not (tmp_path / "longer").exists()
-
-
 # ---- text ----
 
 
@@ -296,12 +270,3 @@ def test_text_is_trained_on(text, tmp_path, monkeypatch, layout):
             read_tokenizer(tmp_path / "tuned" / "model").fingerprint
             == read_tokenizer(tmp_path / "run" / "model").fingerprint
         )
-
-
-def test_a_tokenizer_of_another_size_is_refused(text, tmp_path, monkeypatch):
-    monkeypatch.setenv("SELATTN_CACHE", str(tmp_path / "cache"))
-    data = TextData(source=str(text), vocabulary=300, context=16)
-    train(short(data=data), tmp_path / "run")
-    data = dataclasses.replace(data, tokenizer=str(tmp_path / "run" / "model"), vocabulary=8000)
-    with pytest.raises(SelattnError, match=r"has 300 tokens and data\.vocabulary is 8000: set data\.vocabulary=300"):
-        train(short(data=data), tmp_path / "other")
