@@ -9,6 +9,7 @@ from selattn.cache import Window as Window
 from selattn.cache import eviction_order as eviction_order
 from selattn.cache import kept_positions as kept_positions
 from selattn.conversion import convert as convert
+from selattn.evaluation import Subject as Subject
 from selattn.evaluation import evaluate as evaluate
 from selattn.evaluation import trace as trace
 from selattn.models import NewForm as NewForm
@@ -24,7 +25,9 @@ from selattn.ops import Selection as Selection
 from selattn.ops import Sequences as Sequences
 from selattn.ops import causal_attention as causal_attention
 from selattn.ops import selective_attention as selective_attention
+from selattn.pruning import Until as Until
 from selattn.pruning import prune as prune
+from selattn.training import RunConfig as RunConfig
 from selattn.training import train as train
 from selattn.views import plot as plot
 from selattn.views.explorer import explore as explore
