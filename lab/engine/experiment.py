@@ -159,6 +159,7 @@ def _chain(need: Need) -> Iterator[Need]:
 
 def _settings(need: Need) -> dict[str, Any]:
     """Leaf by leaf; the architecture is that of the model it begins with."""
-    own = dict(flat(deciding_settings(need.run.to_dict())))
+    settings = flat(deciding_settings(need.run.to_dict()))
+    own = {name: value for name, value in settings if value != {}}  # an empty section is no setting
     before = {} if need.after is None else _settings(need.after)
     return own | {f"model.{name}": before[f"model.{name}"] for name in ARCHITECTURE if f"model.{name}" in before}
