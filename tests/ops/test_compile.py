@@ -195,48 +195,33 @@ def asked(rules=RULES, dtype=torch.float64, **more):
     return Request(q, k, v, rules, **{"gradient": True, **more})
 
 
-ALL = AuxRequest(f=True, memory=True, final_f=True)
-OPCHECKS = {
+MEMORY, ALL = AuxRequest(memory=True), AuxRequest(f=True, memory=True, final_f=True)
+BOTH = {
     "default": asked(),
-    "all results": asked(wanted=ALL),
-    "half": asked(dtype=torch.bfloat16, wanted=AuxRequest(memory=True)),
-    "bias and initial F": asked(
-        RULES._replace(softcap=3.0), bias=normal(1, 4, N, 1), initial_f=normal(B, 1, N).abs(), wanted=ALL
-    ),
-    "separate": asked(selection_query=normal(B, 2, N, 3), selection_key=normal(B, 2, N, 3)),
-    "two masks, strength": asked(RULES._replace(selection=Selection((0, 2)), strength=0.5)),
-    "standard": asked(Rules(window=4, pattern=Strided(3))),
-    "dropout": asked(RULES._replace(dropout_p=0.5), seed=torch.tensor(3)),
-}
-
-
-@pytest.mark.parametrize("kind", OPCHECKS)
-def test_registered_operators_of_chunked(kind):
-    check_operator(chunked.OPERATOR, OPCHECKS[kind])
-
-
-MEMORY = AuxRequest(memory=True)
-COMPILED = {
-    "default": asked(),
-    "all results": asked(wanted=AuxRequest(memory=True, living=True)),
     "half": asked(dtype=torch.bfloat16, wanted=MEMORY),
-    "single": asked(RULES._replace(softcap=3.0, window=7), dtype=torch.float32, wanted=MEMORY),
+    "bias, soft cap": asked(RULES._replace(softcap=3.0), bias=normal(1, 4, N, 1), wanted=MEMORY),
+    "two masks, separate": asked(selection_query=normal(B, 2, N, 3), selection_key=normal(B, 2, N, 3)),
     "packed, evicted": asked(
         RULES._replace(strength=torch.tensor(0.5)),
         start=FORMS[packed] * 21,
         until=FORMS[evicted].unsqueeze(1),
         wanted=MEMORY,
     ),
-    "initial and final F": asked(
-        initial_f=torch.ones(B, 1, N).double(), wanted=AuxRequest(final_f=True), gradient=False
-    ),
-    "standard": asked(Rules()),
 }
+OPERATORS = [
+    *((operator, request) for request in BOTH.values() for operator in (chunked.OPERATOR, cpu.OPERATOR)),
+    (chunked.OPERATOR, asked(initial_f=normal(B, 1, N).abs(), wanted=ALL)),
+    (chunked.OPERATOR, asked(Rules(window=4, pattern=Strided(3)))),
+    (chunked.OPERATOR, asked(RULES._replace(dropout_p=0.5), seed=torch.tensor(3))),
+    (cpu.OPERATOR, asked(RULES._replace(window=7), dtype=torch.float32, wanted=AuxRequest(memory=True, living=True))),
+    (cpu.OPERATOR, asked(initial_f=normal(B, 1, N).abs(), wanted=AuxRequest(final_f=True), gradient=False)),
+    (cpu.OPERATOR, asked(Rules())),
+]
 
 
-@pytest.mark.parametrize("kind", COMPILED)
-def test_registered_operators_of_cpu(kind):
-    check_operator(cpu.OPERATOR, COMPILED[kind])
+@pytest.mark.parametrize(("operator", "request_"), OPERATORS, ids=lambda x: getattr(x, "name", ""))
+def test_registered_operators(operator, request_):
+    check_operator(operator, request_)
 
 
 @pytest.mark.parametrize("backend", only(BACKENDS, "cpu"))

@@ -74,7 +74,7 @@ class Chunked(Backend):
         return OPERATOR.attend(request.without_padding()._replace(seed=seed))
 
 
-class Forward(NamedTuple):
+class ChunkedResults(NamedTuple):
     """The results: [B, H, N, Dv], [B, H, N], and F, M and the final F, each empty if it was not asked for."""
 
     output: Tensor
@@ -96,7 +96,7 @@ class _Logits(NamedTuple):
     final_f: Tensor | None
 
 
-def forward(request: Request) -> Forward:
+def forward(request: Request) -> ChunkedResults:
     """Row strips, top to bottom."""
     query, key, value = _inputs(request)
     batch, heads, rows = query.shape[:3]
@@ -129,15 +129,15 @@ def forward(request: Request) -> Forward:
             weights.mul_(dropout_scale(request, t))
         mixed = _of_keys(weights, value[..., t.c0 : t.c1, :])
         output[..., r0:r1, :] = mixed / torch.where(sees, total, 1.0)
-    return Forward(output.to(request.query.dtype), lse, f, kept, running)
+    return ChunkedResults(output.to(request.query.dtype), lse, f, kept, running)
 
 
-def shapes(request: Request) -> Forward:
+def shapes(request: Request) -> ChunkedResults:
     """Empty tensors of the results' shapes."""
     query, keys, masks = request.query, request.key.shape[2], request.masks
     batch, heads, rows = query.shape[:3]
     exact = query.new_empty(0, dtype=compute_dtype(query.dtype))
-    return Forward(
+    return ChunkedResults(
         output=query.new_empty(batch, heads, rows, request.value.shape[3]),
         lse=exact.new_empty(batch, heads, rows),
         f=exact.new_empty(batch, masks, rows, keys) if request.wanted.f else exact,
@@ -331,7 +331,7 @@ def _last_row(request: Request, c0: int, c1: int, whole_column: bool) -> int:
 
 OPERATOR = Operator(
     "chunked",
-    results=Forward,
+    results=ChunkedResults,
     forward=forward,
     shapes=shapes,
     backward=backward,

@@ -238,7 +238,7 @@ def _hidden(r: Request, folds: Folds, until: Tensor | None) -> Tensor | None:
     return whole_bias(r, hidden, folds.number)
 
 
-class Results(NamedTuple):
+class CpuResults(NamedTuple):
     """The results of the forward pass; empty for what was not asked for."""
 
     output: Tensor  # [B, H, N, Dv]
@@ -250,7 +250,7 @@ class Results(NamedTuple):
     living: Tensor  # [B] the share of the visible pairs that was computed
 
 
-def _shapes(r: Request, folds: Folds | None = None) -> Results:
+def _shapes(r: Request, folds: Folds | None = None) -> CpuResults:
     """Empty tensors for them."""
     folds = folds or folds_of(r)
     empty, exact = r.query.new_empty, compute_dtype(r.query.dtype)
@@ -258,7 +258,7 @@ def _shapes(r: Request, folds: Folds | None = None) -> Results:
     keys = r.key.shape[2]
     # In one row: as a size of its own, the number of blocks would be a constant of a compiled graph where it is 1.
     of_blocks = (batch, -(-rows // BLOCK) * keys * folds.number) if r.gradient and r.rules.selection is not None else 0
-    return Results(
+    return CpuResults(
         output=empty((batch, heads, rows, r.value.shape[3])),
         lse=empty((batch, heads, rows), dtype=exact),
         memory=empty((batch, folds.masks, rows) if r.wanted.memory else 0, dtype=exact),
@@ -269,7 +269,7 @@ def _shapes(r: Request, folds: Folds | None = None) -> Results:
     )
 
 
-def _forward(r: Request) -> Results:
+def _forward(r: Request) -> CpuResults:
     folds = folds_of(r)
     results = _shapes(r, folds)
     pairs = torch.zeros(r.query.shape[0], folds.number, dtype=torch.int64) if r.wanted.living else None
@@ -414,7 +414,7 @@ def _run(function: str, r: Request, folds: Folds, form: Form | None, results: di
 
 OPERATOR = Operator(
     "cpu",
-    results=Results,
+    results=CpuResults,
     forward=_forward,
     shapes=_shapes,
     backward=_backward,

@@ -11,7 +11,7 @@ from torch import Tensor
 from selattn.ops import sequences
 from selattn.ops.backends.triton.configs import Config, Tile
 from selattn.ops.backends.triton.prepare import (
-    Call,
+    AttentionArguments,
     How,
     config_of,
     launch,
@@ -27,7 +27,7 @@ CHUNK = 1024  # keys that a program looks at in one go when it lists the living
 STRIP_BYTES = 128 << 20  # of dF that are held at once
 
 
-class Results(NamedTuple):
+class TritonResults(NamedTuple):
     """The results of the forward pass; empty for what was not asked for."""
 
     output: Tensor  # [B, H, N, Dv]
@@ -39,12 +39,12 @@ class Results(NamedTuple):
     dead: Tensor  # [B, S, M] int32
 
 
-def shapes(r: Request) -> Results:
+def shapes(r: Request) -> TritonResults:
     """Empty tensors of the results' shapes."""
     (batch, heads, count, _), keys, masks = r.query.shape, r.key.shape[2], r.masks
     exact = r.query.new_empty(0, dtype=torch.float32)
     blocks = -(-count // config_of(r).rows)
-    return Results(
+    return TritonResults(
         output=r.query.new_empty(batch, heads, count, r.value.shape[3]),
         lse=exact.new_empty(batch, heads, count),
         memory=exact.new_empty((batch, masks, count) if r.wanted.memory else 0),
@@ -55,7 +55,7 @@ def shapes(r: Request) -> Results:
     )
 
 
-def forward(r: Request) -> Results:
+def forward(r: Request) -> TritonResults:
     """Run the kernels of the forward pass: output, log-sum-exp, M, F, and what the backward pass needs."""
     from selattn.ops.backends.triton.kernels.attend import attend
 
@@ -82,7 +82,9 @@ def forward(r: Request) -> Results:
         return results
 
 
-def select(call: Call, how: How, config: Config, results: Results, r: Request) -> Call:
+def select(
+    call: AttentionArguments, how: How, config: Config, results: TritonResults, r: Request
+) -> AttentionArguments:
     """F at the first row of each block, the columns that are dead from there, and the final F, all in `results`."""
     from selattn.ops.backends.triton.kernels.select import bounds
     from selattn.ops.backends.triton.kernels.select import select as run
@@ -138,7 +140,7 @@ def sizes_of(r: Request) -> tuple[Tensor, Tensor]:
     return lengths, more.masked_fill(~(lengths + sizes).isfinite(), torch.inf).contiguous()
 
 
-def with_lists(call: Call, how: How, config: Config, dead: Tensor) -> Call:
+def with_lists(call: AttentionArguments, how: How, config: Config, dead: Tensor) -> AttentionArguments:
     """The call with the lists of living columns, if there are such."""
     from selattn.ops.backends.triton.kernels.select import list_columns
 
@@ -160,12 +162,12 @@ def with_lists(call: Call, how: How, config: Config, dead: Tensor) -> Call:
     return call
 
 
-def blocks(call: Call, config: Config) -> int:
+def blocks(call: AttentionArguments, config: Config) -> int:
     """How many blocks of rows a call has, T."""
     return -(-call.N // config.rows)
 
 
-def heads_together(tile: Tile, call: Call, how: How) -> tuple[int, bool]:
+def heads_together(tile: Tile, call: AttentionArguments, how: How) -> tuple[int, bool]:
     """How many heads share F in one program, and whether they share keys and values, too."""
     follow = call.H // call.S if how.select else 1
     count = next(n for n in range(min(tile.heads, follow), 0, -1) if follow % n == 0)
@@ -328,7 +330,7 @@ class _Backward:
         )
 
 
-def order_of_keys(call: Call, how: How, config: Config, dead: Tensor) -> Tensor | None:
+def order_of_keys(call: AttentionArguments, how: How, config: Config, dead: Tensor) -> Tensor | None:
     """[B, S or 1, M] int32: the keys in the order in which they are seen for the last time; None for their own order.
 
     One order for each mask if every key-value head follows one mask, else one for all.
@@ -349,7 +351,7 @@ def order_of_keys(call: Call, how: How, config: Config, dead: Tensor) -> Tensor 
 
 OPERATOR = Operator(
     "triton",
-    results=Results,
+    results=TritonResults,
     forward=forward,
     shapes=shapes,
     backward=backward,

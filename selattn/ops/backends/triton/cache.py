@@ -1,7 +1,7 @@
 """What a cache asks of the kernels: one step of decoding, and the eviction order of many queries.
 
-A graph of torch takes `StepCall` and `OrderCall`; of them `Step` and `Eviction` are made, which the kernels are given.
-Shapes as in `selattn.ops.order`, with one order.
+A graph of torch takes `StepCall` and `OrderCall`; the kernels take `StepArguments` and `OrderArguments`. Shapes as in
+`selattn.ops.order`, with one order.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_KEPT = 1 << 14  # tokens that one program of an eviction order can hold in 
 STRIP_BYTES = 64 << 20  # of logits that are held at once
 
 
-class Step(NamedTuple):
+class StepArguments(NamedTuple):
     """One step, as the kernel is given it. Shapes as in `selattn.ops.order`; a row is dense, with one order."""
 
     query: Rows
@@ -133,7 +133,7 @@ class StepCall(NamedTuple):
     slots: Stored
     rows: Tensor | None
     length: Tensor
-    bias: Tensor | None  # [B or 1, H or 1, 1, used + 1], see `Step`
+    bias: Tensor | None  # [B or 1, H or 1, 1, used + 1], see `StepArguments`
     rules: Rules
     used: int
     budget: int  # 0: none
@@ -173,7 +173,7 @@ def run_step(x: StepCall) -> Tensor:
     bias = None if x.bias is None else x.bias.float()
     selecting_keys = slots.keys if slots.selection_keys is None else slots.selection_keys
     with on(query.device):
-        call = Step(
+        call = StepArguments(
             query=rows_of(query),
             key=rows_of(new.key),
             value=rows_of(new.value),
@@ -235,7 +235,7 @@ def _counters(batch: int, device: torch.device) -> Tensor:
     return zeros
 
 
-class Eviction(NamedTuple):
+class OrderArguments(NamedTuple):
     """An eviction order, as the kernels are given it; N is n."""
 
     query: Rows  # the selecting heads are among these
@@ -303,7 +303,7 @@ def run_order(x: OrderCall) -> tuple[Tensor, Tensor]:
     bias = None
     if x.bias is not None and masks:
         bias = selecting_bias(x.bias, selection, masks * separate).float()
-    call = Eviction(
+    call = OrderArguments(
         query=rows_of(query),
         key=rows_of(keys),
         positions=x.positions.to(torch.int32).contiguous(),
@@ -353,7 +353,7 @@ def run_order(x: OrderCall) -> tuple[Tensor, Tensor]:
     return until, f
 
 
-def _kept(call: Eviction, slots: int) -> Tensor:
+def _kept(call: OrderArguments, slots: int) -> Tensor:
     """[B, slots] int32: the entries that are kept before the first query, in their order, and then -1.
 
     They are of the document in which that query stands, where a row has several.

@@ -1,8 +1,8 @@
 """From a request to what the kernels are given, and how they are started.
 
-Kernels take `Call`, one tuple of tensors and numbers, and `How`, what is known when they compile. Shapes as in
-`selattn.ops.request`: B batch, H query heads, G key-value heads, N queries (the last N of M keys), S masks. T is the
-number of blocks of BM rows.
+Kernels take `AttentionArguments`, one tuple of tensors and numbers, and `How`, what is known when they compile.
+Shapes as in `selattn.ops.request`: B batch, H query heads, G key-value heads, N queries (the last N of M keys),
+S masks, T blocks of BM rows.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Matrix(NamedTuple):
     column: int
 
 
-class Call(NamedTuple):
+class AttentionArguments(NamedTuple):
     """One call of attention. Tensors that the call does not need are None; `How` says which."""
 
     query: Rows
@@ -146,9 +146,9 @@ class How(NamedTuple):
     sums: str = ""  # of products with dS
     mask: bool = False
     selecting_mask: bool = False
-    padded: bool = False  # some rows are padding: see Call.rows
-    first: bool = False  # there is Call.first; else every sequence begins with key 0
-    last: int = 0  # 0: rows see all keys before them; 1: see Call.last; 2: that differs between key-value heads
+    padded: bool = False  # some rows are padding: see `rows` above
+    first: bool = False  # `first` above is given; else every sequence begins with key 0
+    last: int = 0  # 0: rows see all keys before them; 1: see `last` above; 2: that differs between key-value heads
     low: bool = False
     gather: bool = False  # the keys of a block are listed, else they are neighbours
     lists: int = 1  # lists for each row of the batch: S, or 1 in standard attention
@@ -200,7 +200,7 @@ def may_leave_out(r: Request) -> bool:
     return r.rules.tolerance > 0 and not r.wanted.final_f and r.bias is None and r.mask is None
 
 
-def prepare(r: Request) -> tuple[Call, How, Config]:
+def prepare(r: Request) -> tuple[AttentionArguments, How, Config]:
     """Everything that PyTorch's own operators can do."""
     config, masks, dies = config_of(r), r.masks, may_leave_out(r)
     (heads, rows, size), (groups, keys) = r.query.shape[1:], r.key.shape[1:3]
@@ -209,7 +209,7 @@ def prepare(r: Request) -> tuple[Call, How, Config]:
     strength, last, any_head = r.strength, last_rows(r), shown_to_any(r)
     gather = dies or r.until is not None
     bounded = not gather and (r.start is not None or window is not None)
-    call = Call(
+    call = AttentionArguments(
         query=rows_of(r.query),
         key=rows_of(r.key),
         value=rows_of(r.value),
