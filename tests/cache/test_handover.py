@@ -90,31 +90,6 @@ def test_decoding_is_the_full_forward(model, policy, budgets):
         assert not torch.allclose(torch.cat(parts, 1), whole(model, text))
 
 
-def test_generated_text_of_a_padded_batch(model):
-    """Each row goes on as it would alone, and is what a full forward finds likeliest."""
-    rows = [ids(7, seed=1), ids(4, seed=2)]
-    batch, mask = torch.zeros(2, 7, dtype=torch.int64), torch.zeros(2, 7, dtype=torch.int64)
-    for row, (b, m) in zip(rows, zip(batch, mask, strict=True), strict=True):
-        b[-len(row) :], m[-len(row) :] = row, 1
-    how = {"max_new_tokens": 8, "do_sample": False}
-    text = model.generate(batch, attention_mask=mask, past_key_values=SelectiveCache(LAYERS, (4, 6)), **how)
-    for row, found in zip(rows, text, strict=True):
-        alone = model.generate(row[None], past_key_values=SelectiveCache(LAYERS, (4, 6)), **how)
-        assert alone[0].tolist() == found[7 - len(row) :].tolist()
-        likeliest = whole(model, alone, budgets=(4, 6))[0].argmax(-1)
-        assert likeliest[len(row) - 1 : -1].tolist() == alone[0, len(row) :].tolist()
-
-
-def test_drafts_are_taken_back(model):
-    prompt = ids(1, 8)
-    how = {"max_new_tokens": 12, "do_sample": False}
-    plain, looked_up = (
-        model.generate(prompt, past_key_values=SelectiveCache(LAYERS, 5), **how, **more)
-        for more in ({}, {"prompt_lookup_num_tokens": 3})
-    )
-    assert plain.tolist() == looked_up.tolist()
-
-
 def test_the_engine_runs_it(model):
     prompts = [ids(n, seed=n) for n in (6, 3, 8)]
     engine, want = Engine(model, SelectiveCache(LAYERS, (4, 6))), []

@@ -3,7 +3,7 @@
 import pytest
 
 from selattn.data import read_tokenizer
-from tests.models import vocabulary
+from tests.data import vocabulary
 
 
 @pytest.fixture(autouse=True)

@@ -29,11 +29,6 @@ def test_the_list_is_repeated_over_the_layers(attention, layers):
     assert kinds == (attention * layers)[:layers]
 
 
-def test_three_local_and_one_global():
-    kinds = layer_kinds(["local:32", "local:32", "local:32", "standard"], 12)
-    assert [kind.window for kind in kinds] == [32, 32, 32, None] * 3
-
-
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -47,13 +47,6 @@ def test_the_separate_form_adds_its_two_projections(d):
     assert parameters_by_part(mixed)["selection projections"] == d // 2 * 2 * (64 * d) * 64
 
 
-def test_extra_heads_keep_their_size():
-    usual, more = (
-        parameters_by_part(SelectiveConfig.from_d(4, attention="standard", num_attention_heads=h)) for h in (4, 8)
-    )
-    assert more == {**usual, "attention": 2 * usual["attention"]}
-
-
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_the_parts_are_the_whole(changes):
     config = tiny_config(**changes)

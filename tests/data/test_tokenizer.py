@@ -17,7 +17,7 @@ from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.loading import load
-from tests.models import vocabulary
+from tests.data import vocabulary
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="▁"))
 

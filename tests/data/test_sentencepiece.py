@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, pipeline
 from selattn.data.tokenizer import from_sentencepiece, read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
-from tests.models import vocabulary
+from tests.data import vocabulary
 
 SPECIAL = st.sampled_from(["<s>", "</s>", "<pad>", "<unk>", "<0x41>"])
 TEXTS = st.lists(st.text(st.characters(exclude_categories=["Cs"])) | SPECIAL).map("".join)
