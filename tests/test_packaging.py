@@ -77,7 +77,7 @@ def test_every_extra_has_the_packages_that_a_message_says_it_has():
     held = {name: {Requirement(text).name.replace("-", "_") for text in texts} for name, texts in extras.items()}
     assert [package for package, extra in EXTRAS.items() if package not in held[extra]] == []
     (everything,) = (Requirement(text) for text in extras["all"])
-    assert everything.extras == set(extras) - {"all", "test"}
+    assert everything.extras == set(extras) - {"all", "docs", "test"}
 
 
 def test_no_folder_of_the_project_is_forgotten():

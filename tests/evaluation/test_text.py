@@ -88,7 +88,7 @@ def test_of_another_text_nothing_is_left_out(tmp_path):
         assert len(rows.take(None, Searched(Text(other), 20, 5, "another checksum"))) == 20
     with pytest.raises(SelattnError, match="unknown layout 'pages'"):
         rows.take(None, Searched(Text("other.txt", layout="pages"), 20, 5, store.checksum))
-    store.meta["source"] = f"{Path('text.txt').resolve()} (validation)"
+    store.name = f"{Path('text.txt').resolve()} (validation)"
     with pytest.raises(SelattnError, match=r"text.txt \(validation\) has other tokens now than when it was searched"):
         rows.take(None, Searched(Text("text.txt"), 20, 5, "another checksum"))
 
