@@ -44,9 +44,9 @@ CHUNK = 2**22  # logits of the teacher that are there at a time
 Head = Callable[[Tensor], Tensor]
 
 
-def original_of(name: str, dtype: torch.dtype | None = torch.float32) -> Loaded:
+def original_of(name: str) -> Loaded:
     """The model that is to be converted; one line if there is no such model, or it is selective already."""
-    original = load(name, dtype=dtype)
+    original = load(name, dtype=torch.float32)
     if original.description.selects:
         raise SelattnError(
             f"{original.name} is selective already: give the model that it came from, or prune it ('selattn prune')"
