@@ -46,7 +46,7 @@ Head = Callable[[Tensor], Tensor]
 
 def original_of(name: str) -> Loaded:
     """The model that is to be converted; one line if there is no such model, or it is selective already."""
-    original = load(name, dtype=torch.float32)
+    original = load(name)
     if original.description.selects:
         raise SelattnError(
             f"{original.name} is selective already: give the model that it came from, or prune it ('selattn prune')"
