@@ -18,7 +18,7 @@ LARGEST = 2**31 - 1  # positions are 32-bit numbers
 
 @dataclass(frozen=True)
 class Budgets:
-    """K_l for each layer: nothing leaves while a layer holds at most K_l tokens; from then on one leaves at each step.
+    """K_l for each layer: no token is evicted while it holds at most K_l; from then on one is at each step.
 
     Args:
         tokens: one number for all layers, or one for each layer.
@@ -79,12 +79,12 @@ class Budgets:
     def load(cls, path: str | os.PathLike[str]) -> Budgets:
         """Read what `save` wrote; a bare number or list is fine too."""
         try:
-            found = json.loads(Path(path).read_text())
+            saved = json.loads(Path(path).read_text())
         except OSError as error:
             raise SelattnError(f"cannot read the budgets file {str(path)!r}: {error.strerror}") from None
         except (ValueError, RecursionError):  # of bytes that are no text, numbers with thousands of digits, deep lists
             raise SelattnError(f"the budgets file {str(path)!r} is not JSON: write a list such as [8, 48, 8]") from None
-        value = found.get("budgets") if isinstance(found, dict) else found
+        value = saved.get("budgets") if isinstance(saved, dict) else saved
         if not isinstance(value, int | list):
             raise SelattnError(f'the budgets file {str(path)!r} has no number or list under "budgets"')
         return cls(value if isinstance(value, int) else tuple(value))

@@ -23,14 +23,14 @@ class SelectiveCache(Cache):
     step, and the text would be silently wrong.
 
     The rows are independent texts, each with its own length. A batch is all of them, or inside `only` some: a pool of
-    `rows` serves texts that come and go, and a text that joins or leaves costs the others nothing. To transformers they
+    `rows` serves texts that come and go, and adding or removing one costs the others nothing. To transformers they
     are a batch with padding on the left.
 
     Args:
         layers: how many layers the model has.
         budgets: K_l, one number or one for each layer; None keeps everything.
         policy: which token is evicted when a layer is full, a name of `selattn.cache.POLICIES` or a policy.
-        rows: reserve so many rows; None has as many as the first batch.
+        rows: how many to reserve; None for as many as the first batch has.
     """
 
     layers: list[SlotLayer]  # type: ignore[assignment]  # transformers allows layers of any kind
@@ -76,7 +76,7 @@ class SelectiveCache(Cache):
         return layer.pool.rows if layer.pool is not None else layer.reserved or 0
 
     def reserve(self, rows: int) -> None:
-        """Have at least so many rows: batches are named with `only` from now on, and texts come and go."""
+        """Have at least this many rows: batches are named with `only` from now on, and texts come and go."""
         if rows < 1:
             raise SelattnError(f"reserve at least 1 row, not {rows}")
         self._settle()

@@ -1,4 +1,4 @@
-"""Who leaves when: the eviction order of whole sequences, and which tokens are kept at each row.
+"""The eviction order of whole sequences, and which tokens are kept at each row.
 
     gone = eviction_order(query, key, budget=64)             # [B, P, N]: the row from which each key is gone
     kept = kept_positions(gone, row=100)                     # [B, P, N] bool: what query 100 attends to
@@ -48,13 +48,13 @@ def eviction_order(
     """The row from which each key is gone, `selattn.cache.NEVER` if it stays, when the tokens come one by one.
 
     Before a token attends, if `budget` earlier tokens of its sequence are kept, the one that the policy ranks highest
-    leaves for good. There are no gradients. What is not listed here is as in `selattn.selective_attention`.
+    is evicted for good. There are no gradients. What is not listed here is as in `selattn.selective_attention`.
 
     Args:
         query: [B, H, N, D].
         key: [B, G, N, D]; H is a multiple of G.
         budget: K, the tokens that a query attends to at most, its own included; None for no limit.
-        policy: who leaves, a name or a policy.
+        policy: which token is evicted, a name or a policy.
         selection: None for standard attention, where F = 0.
         pattern: of sparse attention, as in `selattn.causal_attention`.
         bias: what is added to the logits after scale and soft cap, a function of positions, see `selattn.ops.Rules`.

@@ -263,12 +263,12 @@ def make_policy(value: str | Policy | type[Policy]) -> Policy:
     if value in POLICIES:
         return _named(value)
     if value.endswith(PER_HEAD):
-        found = make_policy(value.removesuffix(PER_HEAD))
-        if isinstance(found, Selective | Tova | Threshold):
-            return replace(found, per_head=True)
-        if found.per_head:
-            raise SelattnError(f"the policy {found.name!r} evicts for each head anyway: leave {PER_HEAD!r} out")
-        raise SelattnError(f"the policy {found.name!r} does the same in every head: leave {PER_HEAD!r} out")
+        whole = make_policy(value.removesuffix(PER_HEAD))
+        if isinstance(whole, Selective | Tova | Threshold):
+            return replace(whole, per_head=True)
+        if whole.per_head:
+            raise SelattnError(f"the policy {whole.name!r} evicts for each head anyway: leave {PER_HEAD!r} out")
+        raise SelattnError(f"the policy {whole.name!r} does the same in every head: leave {PER_HEAD!r} out")
     if value == KeepAll.name:
         return KeepAll()
     kind, plus, number = value.partition("+")
@@ -304,7 +304,7 @@ def _named(name: str) -> Policy:
 
 
 def policy_name(policy: str | Policy) -> str:
-    """What a policy is called in tables and records: as it was written, or the object's own name."""
+    """The name of a policy in tables and records: as it was written, or the object's own."""
     return policy.name if isinstance(policy, Policy) else policy
 
 
@@ -323,11 +323,11 @@ def import_policy(text: str | Policy) -> Policy:
     here = os.getcwd()  # where a user's own module lies; `python -m` looks there, an installed command does not
     sys.path.insert(0, here)
     try:
-        found: Any = getattr(importlib.import_module(module), name)
+        imported: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SelattnError(f"cannot import the policy {text!r}: {error}") from None
     finally:
         sys.path.remove(here)
-    if not (isinstance(found, Policy) or (isinstance(found, type) and issubclass(found, Policy))):
+    if not (isinstance(imported, Policy) or (isinstance(imported, type) and issubclass(imported, Policy))):
         raise SelattnError(f"{text} is no selattn.Policy: derive a class from it")
-    return make_policy(found)
+    return make_policy(imported)

@@ -24,7 +24,7 @@ from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
 
 SPARE = 8  # free slots of a row that grows, at least
-SHARE = 8  # beyond that, one for so many tokens: storage is copied so seldom that it costs little
+SHARE = 8  # beyond that, one for every 8 tokens: storage is copied seldom enough to cost little
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Pool:
         )
 
     def extended(self, rows: int) -> Pool:
-        """With room for so many rows; the new ones are empty."""
+        """With this many rows; the new ones are empty."""
         made = self.changed(lambda x: torch.cat([x, x.new_zeros(rows - self.rows, *x.shape[1:])]))
         made.position[self.rows :] = -1
         return made

@@ -108,7 +108,7 @@ class SelectivePreTrainedModel(Recomputing, PreTrainedModel):
             module.reset_parameters()
 
     def get_correct_attn_implementation(self, requested_attention: str | None, is_init_check: bool = False) -> str:
-        """transformers' attention functions know no F: none of them can be put in the place of ours.
+        """transformers' attention functions know no F: none of them can replace ours.
 
         "eager" and "sdpa" ask for nothing but what transformers does by default, and many pass them by habit, so they
         are accepted and change nothing. The others ask for a certain kernel, which would not be used.

@@ -141,7 +141,7 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
 
     @property
     def description(self) -> Description:
-        """What is known of the model without its weights."""
+        """The model without its weights, from the config alone."""
         return self.config.description
 
     def states(

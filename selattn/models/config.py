@@ -214,7 +214,7 @@ class SelectiveConfig(PreTrainedConfig):
 
     @property
     def description(self) -> Description:
-        """What evaluation, search and pictures need to know of the model."""
+        """The model without its weights, for evaluation, search and pictures."""
         return Description(
             kinds=tuple(self.kinds),
             vocab_size=self.vocab_size,
@@ -284,7 +284,7 @@ class SelectiveConfig(PreTrainedConfig):
 
 
 def check_settings(settings: Any) -> None:
-    """What the config of our decoder and the settings of a stock model have in common."""
+    """Check the settings that our decoder and a stock model share."""
     there = vars(settings)
     for name in [name for name in _RANGES if name in there]:
         value, (holds, rule) = there[name], _RANGES[name]

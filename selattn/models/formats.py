@@ -94,7 +94,7 @@ class FolderFormat:
     def tokenizer(self, folder: Path, vocab_size: int) -> Tokenizer:
         """The tokenizer, which must fit a vocabulary of this size.
 
-        Models of others may know more tokens than their tokenizers; one of ours that knows far more has another's.
+        A stock model may know more tokens than its tokenizer; one of ours only as many more as rounding up brings.
         """
         own = read_json(folder / CONFIG).get("model_type") == SelectiveConfig.model_type
         return _fitting(read_tokenizer(folder), folder, vocab_size, _ROUNDED if own else None)
@@ -311,7 +311,7 @@ def _fitting(tokenizer: Tokenizer, where: Path, vocab_size: int, rounded: int | 
 
 
 def _read_gguf(auto: Any, file: Path, **options: Any) -> Any:
-    """What an `Auto` class of transformers reads from the file."""
+    """Read the file with an `Auto` class of transformers."""
     require("gguf")
     if not file.is_file():
         raise SelattnError(f"there is no file {file}")

@@ -67,7 +67,7 @@ class Loaded:
 
     @functools.cached_property
     def description(self) -> Description:
-        """What is known of the model without its weights."""
+        """The model without its weights, from the config alone."""
         described: Description = self.config.description
         return described
 
@@ -115,7 +115,7 @@ class Loaded:
 
     @property
     def training_seed(self) -> int | None:
-        """The seed that the model was trained with, as the record beside it says; None if there is none."""
+        """The seed of the training, from the record beside the model; None without a record."""
         try:
             seed = json.loads((self.folder / TRAINING).read_text())["seed"]
         except (OSError, ValueError, TypeError, KeyError):
@@ -143,7 +143,7 @@ class Given(Loaded):
 
     @property
     def description(self) -> Description:
-        """What the model says of itself."""
+        """The model's own description."""
         return self.model.description
 
     @property
@@ -161,7 +161,7 @@ class Given(Loaded):
 
     @functools.cached_property
     def tokenizer(self) -> Tokenizer:
-        """The one that was given, or the folder's; one line if there is none."""
+        """The given tokenizer, or the folder's; one line without any."""
         if not self.reads_text:
             raise SelattnError(f"{self.name} has no tokenizer: give it one, load(model, tokenizer)")
         return self.reader or read_tokenizer(self.folder)
@@ -197,7 +197,7 @@ def load(
     dtype: torch.dtype | None = torch.float32,
     device: str | torch.device | None = None,
 ) -> Loaded:
-    """The model that a user names or gives; one line if there is none.
+    """The model that a user names or gives; one line for anything else.
 
     Args:
         model: a folder, the folder of a training run, or zoo:NAME; or a model itself, which stays as it is and where it

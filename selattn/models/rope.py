@@ -42,31 +42,31 @@ def read_rope(
     given = parameters if parameters is not None else scaling if scaling is not None else {}
     if not isinstance(given, dict):
         raise SelattnError(f"rope_parameters must be a dict as in transformers, not {given!r}")
-    found = dict(given)
-    kind = found.setdefault("rope_type", found.pop("type", "default"))
-    found.pop("type", None)
-    base = found.setdefault("rope_theta", THETA if theta is None else theta)
+    checked = dict(given)
+    kind = checked.setdefault("rope_type", checked.pop("type", "default"))
+    checked.pop("type", None)
+    base = checked.setdefault("rope_theta", THETA if theta is None else theta)
     if theta is not None and base != theta:
         raise SelattnError(f"rope_theta is {theta}, and {base} in rope_parameters: give it once")
     if kind in _KINDS and _CONTEXT in _KINDS[kind][0]:
-        found.setdefault(_CONTEXT, context)  # transformers' default
-    _check(kind, {name: value for name, value in found.items() if name not in ("rope_type", "rope_theta")})
-    return base, found
+        checked.setdefault(_CONTEXT, context)  # transformers' default
+    _check(kind, {name: value for name, value in checked.items() if name not in ("rope_type", "rope_theta")})
+    return base, checked
 
 
 def without_replaced(settings: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Settings from a file, without what changes of them say anew about the base or the scaling."""
+    """Settings from a file, without the base or the scaling that changes replace."""
     names = ("rope_parameters", "rope_scaling")
     new = next((changes[name] for name in names if name in changes), None)
-    found = dict(settings)
+    kept = dict(settings)
     if any(name in changes for name in names):
         gone = {*names, "rope_theta"} if isinstance(new, dict) and "rope_theta" in new else set(names)
-        return {name: value for name, value in found.items() if name not in gone}
+        return {name: value for name, value in kept.items() if name not in gone}
     if "rope_theta" in changes:
         for name in names:
-            if isinstance(found.get(name), dict):
-                found[name] = {key: value for key, value in found[name].items() if key != "rope_theta"}
-    return found
+            if isinstance(kept.get(name), dict):
+                kept[name] = {key: value for key, value in kept[name].items() if key != "rope_theta"}
+    return kept
 
 
 def _check(kind: Any, given: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _must(holds: bool, name: str, rule: str, value: Any) -> None:
 
 
 class _Asked:
-    """What transformers' functions ask a config for."""
+    """A config for transformers' functions."""
 
     def __init__(self, parameters: dict[str, Any], head_dim: int, context: int) -> None:
         self.rope_parameters = parameters

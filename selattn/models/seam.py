@@ -1,7 +1,7 @@
 """The seam: what evaluation, search, generation, pictures and a server need of a model, and nothing else.
 
-Whatever satisfies `LanguageModel` can be evaluated, searched and generated from; no class of ours is needed. The other
-protocols are optional: with `LayeredModel` a search runs the layers that a trial changes and no others, and with
+Any object that satisfies `LanguageModel` can be evaluated, searched and generated from, without a class of selattn. The
+other protocols are optional: with `LayeredModel` a search runs the layers that a trial changes and no others, and with
 `WatchedModel` there are pictures.
 
 Shapes: B rows, N tokens, L layers, H heads, S masks, V tokens in the vocabulary.
@@ -44,7 +44,7 @@ _FORMS = {
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """What one layer's attention does."""
+    """The attention of one layer."""
 
     text: str
     selective: bool = False
@@ -80,7 +80,7 @@ def layer_kinds(attention: list[str], layers: int) -> list[AttentionKind]:
 
 @dataclass(frozen=True)
 class Description:
-    """What is known of a model without its weights.
+    """A model without its weights.
 
     Attributes:
         kinds: the attention of each layer.
@@ -131,7 +131,7 @@ class Output(Protocol):
 
 
 class KVCache(Protocol):
-    """What a model keeps between the tokens of its texts, a row for each; it owns its budgets and policy.
+    """The state of a model's texts between their tokens, a row for each; it owns its budgets and policy.
 
     `selattn.models.Engine` needs all of it.
     """
@@ -171,7 +171,7 @@ class LanguageModel(Protocol):
 
     @property
     def description(self) -> Description:
-        """What is known of it without its weights."""
+        """The model without its weights."""
 
     @property
     def device(self) -> torch.device:
@@ -239,7 +239,7 @@ class LayeredModel(LanguageModel, Protocol):
 
 
 class LayerView(NamedTuple):
-    """What a picture shows of a layer."""
+    """A layer in a picture."""
 
     f: Tensor | None  # F [B, S, N, N]; None if the layer does not select
     weights: Tensor | None  # [B, H, N, N]; None if they were not asked for

@@ -1,4 +1,4 @@
-"""What a model consists of: the settings that its config has, and its parameters by part."""
+"""A model in numbers: the settings of its config, and its parameters by part."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def parameters_by_part(model: nn.Module) -> dict[str, int]:
 
 
 def settings(config: PreTrainedConfig) -> dict[str, Any]:
-    """What decides the shape of a model, and what of its selection differs from the paper."""
+    """The settings that decide a model's shape, and those of its selection that differ from the paper's."""
     names = [name for name in _SHAPE if hasattr(config, name)]
     if getattr(config, "selects", False):
         usual = type(config)()

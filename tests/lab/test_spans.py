@@ -9,7 +9,6 @@ from lab.spans import Spans, SpanSamples, TextRows, corrupt
 from selattn.data import build_store
 from selattn.data.draws import Draw
 from selattn.errors import SelattnError
-from tests.data import vocabulary
 from tests.data.bytes_tokenizer import BytesTokenizer
 
 

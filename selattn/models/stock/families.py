@@ -136,7 +136,7 @@ class StockConfig:
 
     @property
     def description(self) -> Description:
-        """What is known of the model without its weights."""
+        """The model without its weights, from the config alone."""
         from selattn.models.stock.model import describe
 
         return describe(self)

@@ -33,7 +33,7 @@ from selattn.ops import Rules, Selection
 
 @dataclass(frozen=True)
 class StockSettings:
-    """What makes a stock model selective, as it stands in the model's config under `selattn`.
+    """The settings that make a stock model selective, in the model's config under `selattn`.
 
     Attributes:
         selection: which head selects, the constraints and the shift; None: nothing selects, the cache only evicts.
@@ -113,7 +113,7 @@ class StockBase(PrunedGeneration, Recomputing):
 
     @property
     def settings(self) -> StockSettings:
-        """What makes it selective; the config is parsed again only after a change."""
+        """The settings of the config, which is parsed again only after a change."""
         parsed = self.__dict__.get("_selattn_parsed")
         if parsed is None or parsed[0] != self.config.selattn:
             parsed = (copy.deepcopy(self.config.selattn), StockSettings.from_dict(self.config.selattn))
@@ -136,7 +136,7 @@ class StockBase(PrunedGeneration, Recomputing):
 
     @property
     def description(self) -> Description:
-        """What is known of the model without its weights."""
+        """The model without its weights, from the config alone."""
         described: Description = self.config.description
         return described
 
@@ -309,7 +309,7 @@ class StockSelective(StockBase):
 
 
 def describe(config: Any) -> Description:
-    """What a selective config says of its model; of a T5, what it says of the decoder."""
+    """The model of a selective config, without its weights; of a T5, the decoder."""
     settings, family = StockSettings.from_dict(config.selattn), family_of_config(config)
     selects = settings.selection is not None
     windows = [None] * config.num_decoder_layers if family.seq2seq else layer_windows(family, config)
