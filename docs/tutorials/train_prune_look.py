@@ -14,7 +14,6 @@ import torch
 
 import selattn
 from selattn.evaluation import Text
-from selattn.pruning import Until
 from selattn.training import changed, find_run
 
 torch.set_num_threads(1)
@@ -68,7 +67,7 @@ for path in sorted((folder / "run").iterdir()):
 found = selattn.prune(
     folder / "run",
     Text(run.data.source, layout="packed", reading=run.data.reading()),
-    Until(tolerance=0.01),
+    selattn.Until(tolerance=0.01),
     out=folder / "search",
     rows=16,
     report_rows=32,
