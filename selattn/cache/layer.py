@@ -150,6 +150,13 @@ class SlotLayer(CacheLayerMixin):
         """B."""
         return self.storage.rows if self.rows is None else len(self.rows)
 
+    def wrong_batch(self, given: int) -> SelattnError:
+        """The error for a batch of another size."""
+        return SelattnError(
+            f"this cache holds a batch of {self.batch}, not {given}: begin with a new cache, or name the "
+            "rows with only()"
+        )
+
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
         """[B, G, kept, D] the keys of the kept tokens."""

@@ -55,10 +55,7 @@ def attend(
     pool = layer.pool if layer.pool is not None else layer.allocate(tokens, rules)
     batch = (pool.length if layer.rows is None else layer.rows).shape[0]
     if tokens.key.shape[0] != batch:
-        raise SelattnError(
-            f"this cache holds a batch of {batch}, not {tokens.key.shape[0]}: begin with a new cache, or name the "
-            "rows with only()"
-        )
+        raise layer.wrong_batch(tokens.key.shape[0])
     plain = not (any(wanted) or rules.dropout_p or layer.record_past)
     together = rules.selection is None or pool.position.shape[1] == 1 or pool.stands_alone
     if count == 1 and plain and together and layer.entries is None:

@@ -64,12 +64,19 @@ def _refuse_full(name: str, value: Tensor | None) -> None:
         raise SelattnError(rule)
 
 
+def one_of(ids: Tensor | None, embeds: Tensor | None) -> Tensor:
+    """The token ids, or the embeddings that stand for them."""
+    given = ids if embeds is None else embeds
+    if given is None or (ids is not None and embeds is not None):
+        raise SelattnError("give exactly one of input_ids and inputs_embeds")
+    return given
+
+
 def check_given(
     ids: Tensor | None, embeds: Tensor | None, width: int, told: Told, labels: Tensor | None = None
 ) -> None:
     """Raise for arguments of the wrong kind, before any work is done."""
-    if (ids is None) == (embeds is None):
-        raise SelattnError("give exactly one of input_ids and inputs_embeds")
+    given = one_of(ids, embeds)
     named = {"input_ids": ids, "inputs_embeds": embeds, **told._asdict(), "labels": labels}
     if not all(x is None or isinstance(x, Tensor) for x in named.values()):
         checks.optional(**named)  # which says what is wrong
@@ -80,8 +87,6 @@ def check_given(
     for name, x in named.items():
         if x is not None and x.is_floating_point() and name not in ("attention_mask", "inputs_embeds"):
             raise SelattnError(f"{name} must hold whole numbers, not {x.dtype}")
-    given = ids if ids is not None else embeds
-    assert given is not None
     if labels is not None and labels.shape != given.shape[:2]:
         raise SelattnError(f"labels must be [batch, tokens] = {list(given.shape[:2])}, not {list(labels.shape)}")
 
@@ -135,7 +140,7 @@ def next_places(shape: tuple[int, int], cache: SelectiveCache, past: int | None,
     """
     length, mask = cache.layers[0].length, told.attention_mask
     if len(length) != shape[0]:
-        raise SelattnError(f"this cache holds a batch of {len(length)}, not {shape[0]}: begin with a new cache")
+        raise cache.layers[0].wrong_batch(shape[0])
     if told.cu_seq_lens_q is not None:
         raise SelattnError(PACKED)
     new_only = mask is not None and mask.shape[-1] == shape[1]

@@ -15,7 +15,7 @@ from selattn.errors import SelattnError
 from selattn.models.base import Recomputing, check_loading
 from selattn.models.config import check_settings
 from selattn.models.form import NewForm, add_forms
-from selattn.models.inputs import Told
+from selattn.models.inputs import Told, one_of
 from selattn.models.outputs import (
     kept_fractions,
     kept_tokens,
@@ -238,10 +238,7 @@ class StockSelective(StockBase):
         The output has `lm_loss`, `memory_loss`, `kept`, `f` and `evicted_at` beside the stock model's fields, where
         they are asked for. Nothing crosses a sequence's border, so the loss predicts nothing across it either.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise SelattnError("give exactly one of input_ids and inputs_embeds")
-        x = input_ids if input_ids is not None else inputs_embeds
-        assert x is not None
+        x = one_of(input_ids, inputs_embeds)
         more: dict[str, Any] = {name: value for name, value in kwargs.items() if value is not None}
         told = Told(attention_mask, position_ids, more.get("cu_seq_lens_q"), more.get("seq_idx"))
         now = self.begin(x, told, more, past_key_values, use_cache, labels)
