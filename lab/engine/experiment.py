@@ -75,6 +75,7 @@ class Experiment:
             mended, without measuring anything again.
         by_seed: whether seeds are measured one by one and joined, so that a record can grow by seeds. Then a list in
             the details has an entry for each seed.
+        reads: texts by their name on the hub, beside those of its models.
     """
 
     name: str
@@ -87,6 +88,7 @@ class Experiment:
     losses_only: bool = False
     conclude: Callable[[Reproduction], Reproduction] | None = None
     by_seed: bool = False
+    reads: tuple[str, ...] = ()
 
     def concluded(self, record: Reproduction) -> Reproduction:
         """The record with what follows from its numbers."""

@@ -161,7 +161,8 @@ def sources_of(experiments: Sequence[Experiment], scale: Scale) -> set[str]:
     """The texts that their models read."""
     named = [pair for each in experiments for pair in each.needs(scale, (0,)).items()]
     data = [need.run.data for pair in named for _, need in _with_those_before(*pair)]
-    return {each.source for each in data if not isinstance(each, Task)}
+    read = {scale.on(name).data.source for each in experiments for name in each.reads}
+    return {each.source for each in data if not isinstance(each, Task)} | read
 
 
 def check_texts(experiments: Sequence[Experiment], scale: Scale, source: str | None, texts: Mapping[str, str]) -> None:
@@ -264,7 +265,7 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
         paper=experiment.paper,
         sentence=experiment.sentence,
         scale=lab.scale.name,
-        data=_read(lab),
+        data=_read(experiment, lab),
         seeds=lab.seeds,
         cells=measured.cells,
         claims=measured.claims,
@@ -275,10 +276,11 @@ def _measured(experiment: Experiment, lab: Lab) -> Reproduction:
     )
 
 
-def _read(lab: Lab) -> str:
+def _read(experiment: Experiment, lab: Lab) -> str:
     """The texts that the models of an experiment have read."""
     data = [used.need.run.data for used in lab.used.values()]
     texts = [each.source for each in data if not isinstance(each, Task)]
+    texts += [lab.scale.on(name).data.source for name in experiment.reads]
     if not texts:
         return TASK if data else NOTHING
     return lab.scale.about if set(texts) == {lab.scale.data.source} else ", ".join(dict.fromkeys(texts))
