@@ -210,7 +210,7 @@ class Conversions:
                 return recall(loaded.model, self._rows[: self._sizes.pairs], setting)
             return score(loaded.model, self._keys, setting.budgets, POLICIES.get(setting.policy))
 
-        key = {"part": f"conversions: {what}", "model": loaded.fingerprint, "text": self.checksum}
+        key: dict[str, object] = {"part": f"conversions: {what}", "model": loaded.fingerprint, "text": self.checksum}
         key |= {"policy": setting.policy, "budgets": setting.budgets and list(setting.budgets)}
         key["rows"] = [self._sizes.rows, self._sizes.items, self._sizes.pairs, self._sizes.context]
         return self._lab.part(key, kind, measure)
