@@ -22,6 +22,7 @@ from selattn.cli import (
     info,
     plot,
     prune,
+    serve,
     train,
     zoo,
 )
@@ -38,6 +39,7 @@ COMMANDS = {
     "info": info,
     "plot": plot,
     "prune": prune,
+    "serve": serve,
     "train": train,
     "zoo": zoo,
 }
