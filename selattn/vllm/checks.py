@@ -35,12 +35,12 @@ def refusals(config: Any) -> dict[str, str]:
     half = model.dtype == torch.float16 and current_platform.is_cpu()
     rope = getattr(model.hf_config, "rope_parameters", None) or {}
     found = {
+        "context parallelism": (context > 1, "a state is not split: use --data-parallel-size"),
         "tensor parallelism": (
             parallel.tensor_parallel_size > 1,
             "a head selects for all others, and ranks would each take one of their own: use --data-parallel-size",
         ),
         "pipeline parallelism": (parallel.pipeline_parallel_size > 1, "use --data-parallel-size"),
-        "context parallelism": (context > 1, "a state is not split: use --data-parallel-size"),
         "dual batch overlap": (parallel.enable_dbo, "leave --enable-dbo out"),
         "speculation": (
             config.speculative_config is not None,

@@ -82,7 +82,7 @@ class AttentionBlock(nn.Module):
                 longest = max(longest, vllm_config.model_config.max_model_len)  # unscaled, they go on as they are
             self.rotary = get_rope(head, max_position=longest, rope_parameters=config.rope_parameters)
         self.source = None if plan.form is None else config.selection_source
-        if self.source == "new":
+        if plan.form is not None and self.source == "new":
             self.selecting_form = SelectingForm(NewForm(), size, plan.form[0], head, config.max_position_embeddings)
         elif self.source == "separate":
             self.selection_q_proj = nn.Linear(size, head, bias=False)

@@ -19,9 +19,8 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.mamba.abstract import MambaBase
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
-from selattn.cache.attend import attend
+from selattn.cache import SlotLayer, attend
 from selattn.cache.pool import Pool
-from selattn.cache.slots import SlotLayer
 from selattn.ops.backends import dispatch
 from selattn.ops.order import StepRequest
 from selattn.ops.request import Tokens

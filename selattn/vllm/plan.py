@@ -18,10 +18,9 @@ from selattn.cache.pool import Pool
 from selattn.errors import SelattnError
 from selattn.evaluation.subjects import check_budgets
 from selattn.models.config import SelectiveConfig
+from selattn.models.form import form_sizes
 from selattn.models.stock.families import SELECTIVE
-from selattn.models.stock.form import form_sizes
-from selattn.models.stock.model import describe
-from selattn.models.stock.settings import StockSettings
+from selattn.models.stock.model import StockSettings, describe
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
 
@@ -74,7 +73,8 @@ class LayerPlan:
 
     def pool(self, pages: Tensor, dtype: torch.dtype) -> Pool:
         """The states in `pages` [R, bytes] int8, whose rows may lie apart; nothing is copied."""
-        template, views, begin = self.template(dtype), {}, 0
+        template, begin = self.template(dtype), 0
+        views: dict[str, Any] = {}
         for name, x in _stored(template).items():
             end = begin + x.numel() * x.element_size()
             views[name] = pages[:, begin:end].view(x.dtype).view(-1, *x.shape[1:])
@@ -104,9 +104,10 @@ def layer_plans(config: Any, longest: int) -> list[LayerPlan]:
         config: of our decoder, of a selective stock model, or of a stock model with `selattn` set beside it.
         longest: tokens of the longest text.
     """
+    settings: Any = config
     if isinstance(config, SelectiveConfig):
         config.check()  # again: it may have been overridden
-        described, settings = config.description, config
+        described = config.description
         rules = Rules(config.selection, config.selection_strength)
     else:
         settings = StockSettings.from_dict(getattr(config, "selattn", None) or {})

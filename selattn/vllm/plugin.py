@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 OWN = "SelectiveForCausalLM"
-# Models of vLLM whose attention is replaced, each with its module; every one is tested. Those with experts are not among
-# them: vLLM 0.32 does not read Mixtral as transformers 5 saves it.
+# Models of vLLM whose attention is replaced, each with its module; every one is tested. None has experts: vLLM 0.32
+# does not read Mixtral as transformers 5 saves it.
 STOCK = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",

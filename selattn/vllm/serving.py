@@ -21,10 +21,10 @@ import torch
 from selattn.cache import Budgets
 from selattn.errors import SelattnError
 from selattn.models.config import SelectiveConfig
-from selattn.models.loading import Loaded, OwnFormat, load
+from selattn.models.formats import GgufFormat, Llama2cFormat
+from selattn.models.loading import Loaded, load
 from selattn.models.stock.families import FAMILIES, SELECTIVE
-from selattn.models.stock.format import StockFormat
-from selattn.models.stock.settings import StockSettings
+from selattn.models.stock.model import StockSettings
 from selattn.vllm.plan import LayerPlan, layer_plans
 from selattn.vllm.plugin import EVICTING, STOCK
 
@@ -101,7 +101,7 @@ def serving(
 
 def _overridden(loaded: Loaded, budgets: Budgets | None, policy: str | None) -> tuple[Any, dict[str, Any]]:
     """The config with these budgets and this policy, and what --hf-overrides has to say for it."""
-    if not isinstance(loaded.format, OwnFormat | StockFormat):
+    if isinstance(loaded.format, GgufFormat | Llama2cFormat):
         raise SelattnError(f"vLLM reads folders of transformers, and {loaded.folder} is none: save the model as one")
     config = copy.deepcopy(loaded.config)
     changes: dict[str, Any] = {}

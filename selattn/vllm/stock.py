@@ -20,7 +20,7 @@ from vllm.model_executor.models.utils import extract_layer_index
 
 from selattn.errors import SelattnError
 from selattn.models.form import NewForm, SelectingForm
-from selattn.models.stock.settings import StockSettings
+from selattn.models.stock.model import StockSettings
 from selattn.vllm.backend import Stateful
 from selattn.vllm.checks import backend_of, plans_of
 from selattn.vllm.layer import SelectiveAttention
@@ -34,7 +34,7 @@ class StockModel(Stateful):
     """Stands before a model of vLLM."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "", **more: Any) -> None:
-        super().__init__(vllm_config=vllm_config, prefix=prefix, **more)
+        super().__init__(vllm_config=vllm_config, prefix=prefix, **more)  # type: ignore[call-arg]
         config = vllm_config.model_config.hf_config
         plans = plans_of(vllm_config)
         replaced = [_replace(module, plans, vllm_config) for module in list(_attending(self))]

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from selattn import Selection, SelectiveConfig, SelectiveForCausalLM
-from selattn.cache import Budgets
-from selattn.cache.attend import attend
+from selattn.cache import Budgets, SlotLayer, attend
 from selattn.cache.policies import make_policy
-from selattn.cache.slots import SlotLayer
 from selattn.errors import SelattnError
 from selattn.ops.backends import dispatch
 from selattn.ops.order import StepRequest
