@@ -90,7 +90,6 @@ def test_budgets_longer_than_any_text_reserve_only_that():
         ({"cache_budgets": None}, "no budgets are in force"),
         ({"cache_policy": "none"}, "no budgets are in force"),
         ({"cache_policy": "threshold=1"}, "varying number of tokens"),
-        ({"cache_policy": "window+9"}, "has no room for the 9 first tokens"),
         ({"attention": "standard"}, "needs F"),
         ({"cache_budgets": [8, 8]}, "2 budgets do not fit"),
     ],
