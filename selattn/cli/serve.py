@@ -42,6 +42,8 @@ def _add_own(parser: argparse.ArgumentParser) -> None:
         help="how many tokens each layer may keep: 64, or 8,48,8, a budgets file, or the folder of a search",
     )
     parser.add_argument("--policy", help="which token is evicted when a layer is full (default: the model's)")
+    parser.add_argument("--dtype", default="auto", help="of weights and states (default: as the config has it)")
+    parser.add_argument("--max-model-len", type=_options.whole(2), metavar="N", help="tokens of the longest text")
     parser.add_argument("--print", action="store_true", help="say what it costs and how vLLM is called, and end")
 
 
@@ -49,33 +51,20 @@ def run(args: argparse.Namespace) -> int:
     """Say what a request costs, and become vLLM's server."""
     own = _options.Parser(prog="selattn serve", add_help=False, allow_abbrev=False)
     _add_own(own)
-    later, rest = own.parse_known_args(args.options)
+    # What stands behind MODEL is ours or vLLM's, in any order.
+    _, rest = own.parse_known_args(args.options, args)
     for option in rest:
         name = option.partition("=")[0]
         if name in OURS:
             raise SelattnError(f"{name} cannot be given: {OURS[name]}")
-    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    shared.add_argument("--dtype", default="auto")
-    shared.add_argument("--max-model-len", type=_options.whole(2))
-    try:
-        read, rest = shared.parse_known_args(rest)
-    except SystemExit:
-        raise SelattnError("--dtype and --max-model-len each need a value") from None
-
     from selattn.evaluation.subjects import read_budgets
     from selattn.vllm.serving import check_installed, serving
 
-    budgets = later.budgets or args.budgets
-    found = serving(
-        args.model,
-        None if budgets is None else read_budgets(budgets),
-        later.policy or args.policy,
-        read.dtype,
-        read.max_model_len,
-    )
+    budgets = None if args.budgets is None else read_budgets(args.budgets)
+    found = serving(args.model, budgets, args.policy, args.dtype, args.max_model_len)
     command = found.command(rest)
     print(cost(found), file=sys.stderr)
-    if later.print or args.print:
+    if args.print:
         print(shlex.join(command))
         return 0
     check_installed()

@@ -159,8 +159,8 @@ _TABLE = {
         ("serve model --budgets 8 --policy nothing --print", "unknown eviction policy 'nothing'"),
         ("serve model --budgets 1 --print", "at least 2 tokens"),
         ("serve model --budgets 8 --dtype int8 --print", "unknown --dtype 'int8'"),
-        ("serve model --budgets 8 --max-model-len", "each need a value"),
-        ("serve model --budgets 8 --max-model-len 1 --print", "--max-model-len"),
+        ("serve model --budgets 8 --max-model-len", "--max-model-len: expected one argument"),
+        ("serve model --budgets 8 --max-model-len 1 --print", "--max-model-len must be at least 2, not 1"),
     ],
     "generate": [
         ("generate nowhere --prompt a", "there is no model nowhere"),
