@@ -115,10 +115,10 @@ def _snippet(name: str, text: bool) -> str:
 ```python
 import selattn
 
-found = selattn.load("zoo:{name}")  # or the path of this folder
-prompt = found.tokenizer("{prompt}", return_tensors="pt")
-text = found.model.generate(**prompt, max_new_tokens={30 if text else 1}, do_sample=False)
-print(found.tokenizer.decode(text[0]))
+model, tokenizer = selattn.load("zoo:{name}")  # or the path of this folder
+prompt = tokenizer("{prompt}", return_tensors="pt")
+text = model.generate(**prompt, max_new_tokens={30 if text else 1}, do_sample=False)
+print(tokenizer.decode(text[0]))
 ```
 
 After `import selattn`, `AutoModelForCausalLM` and `AutoTokenizer` of transformers load it, too. The folder

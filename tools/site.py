@@ -74,6 +74,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     source, here = in_repository(page.file.src_uri), posixpath.dirname(page.file.src_uri)
     if (ROOT / source).is_dir():
         return markdown  # its links lead to its own files
+    if source == "README.md":
+        page.meta["hide"] = ["navigation"]  # which has no other page here
 
     def moved(match: re.Match[str]) -> str:
         target = resolved(match[1], source)

@@ -18,18 +18,19 @@ torch.manual_seed(0)
 torch.set_num_threads(1)  # the model is too small for more
 
 VARIABLES, VALUES, ASSIGNMENTS = 3, 20, 12
-ASK = VARIABLES + VALUES  # the last of the vocabulary's tokens
+BOS = VARIABLES + VALUES  # every row begins with it
 
 
 def samples(count: int) -> tuple[Tensor, Tensor]:
-    """Rows like `a 7 c 2 a 5 ... ? a`, and the value that is asked for."""
+    """Rows like `<BOS> a 7 c 2 a 5 ... a`, and the latest value of the variable at the end."""
     names = torch.randint(VARIABLES, (count, ASSIGNMENTS))
     names[:, :VARIABLES] = torch.arange(VARIABLES)  # every variable has a value
     values = torch.randint(VALUES, (count, ASSIGNMENTS))
     asked = torch.randint(VARIABLES, (count, 1))
     latest = ASSIGNMENTS - 1 - (names == asked).flip(1).int().argmax(1)
     pairs = torch.stack([names, values + VARIABLES], dim=2).flatten(1)
-    return torch.cat([torch.full((count, 1), ASK), pairs, asked], dim=1), values[torch.arange(count), latest]
+    rows = torch.cat([torch.full((count, 1), BOS), pairs, asked], dim=1)
+    return rows, values[torch.arange(count), latest]
 
 
 rows, answers = samples(2)
@@ -56,7 +57,8 @@ class Attention(nn.Module):
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         if self.budget is None:
             return selattn.selective_attention(q, k, v)
-        gone = selattn.eviction_order(q, k, budget=self.budget, policy=self.policy)  # the row from which each is gone
+        # For each token the row from which it is gone.
+        gone = selattn.eviction_order(q, k, budget=self.budget, policy=self.policy)
         return selattn.selective_attention(q, k, v, visible_until=gone)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +70,8 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.attention = Attention(width, heads)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        wide, narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.mlp = nn.Sequential(wide, nn.GELU(), narrow)
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -79,7 +82,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     def __init__(self, selective: bool, width: int = 64, heads: int = 2, layers: int = 2) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(ASK + 1, width)
+        self.tokens = nn.Embedding(BOS + 1, width)
         self.positions = nn.Embedding(2 * ASSIGNMENTS + 2, width)
         self.blocks = nn.ModuleList([Block(width, heads) for _ in range(layers)])
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VALUES)

@@ -30,8 +30,8 @@ torch.manual_seed(0)
 # transformers, which has the same architecture. It was trained on a little Wikipedia: it knows words, not facts.
 
 # %%
-small = selattn.load("zoo:standard")
-tokenizer, ours = small.tokenizer.hf, small.model.config
+small, tokenizer = selattn.load("zoo:standard")
+ours = small.config
 sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")
 config = Qwen3Config(
     **{name: getattr(ours, name) for name in sizes},
@@ -48,7 +48,7 @@ renamed = {
     "attention_norm": "input_layernorm",
     "mlp_norm": "post_attention_layernorm",
 }
-weights = small.model.state_dict()
+weights = small.state_dict()
 for old, new in renamed.items():
     weights = {name.replace(f".{old}", f".{new}"): weight for name, weight in weights.items()}
 model.load_state_dict(weights)

@@ -74,8 +74,8 @@ found = selattn.prune(
     floor=2,  # layers give 8 tokens at a time, and at the end one at a time, down to 2
     lazy=True,
 )
-print(f"budgets {found.step.budgets} of {run.data.context} tokens: {found.step.factor:.1f} times less memory")
-print(f"on other rows: {found.reported['unpruned']:.3f} unpruned, {found.reported['pruned']:.3f} with these budgets")
+print(f"{found.step.budgets} of {run.data.context} tokens are kept: {found.step.factor:.1f} times less memory")
+print(f"other rows: {found.reported['unpruned']:.3f} unpruned, {found.reported['pruned']:.3f} with budgets")
 
 # %%
 selattn.plot.search(json.loads((folder / "search/record.json").read_text()))
@@ -86,10 +86,10 @@ selattn.plot.search(json.loads((folder / "search/record.json").read_text()))
 # the command line `MODEL@FOLDER` names a model with the budgets of a search.
 
 # %%
-loaded = selattn.load(folder / "run")
-prompt = loaded.tokenizer("The value of the function", return_tensors="pt")
-out = loaded.model.generate(**prompt, max_new_tokens=30, do_sample=False, cache_budgets=found.budgets)
-print(loaded.tokenizer.decode(out[0]))
+model, tokenizer = selattn.load(folder / "run")
+prompt = tokenizer("The value of the function", return_tensors="pt")
+out = model.generate(**prompt, max_new_tokens=30, do_sample=False, cache_budgets=found.budgets)
+print(tokenizer.decode(out[0]))
 
 # %% [markdown]
 # ## Look
