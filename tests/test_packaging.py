@@ -69,7 +69,7 @@ def test_the_tests_run_with_versions_that_an_installation_admits():
     assert "torch" in [each.name for each in pinned]
     assert [str(each) for each in pinned if not each.specifier.contains(metadata.version(each.name))] == []
     makefile = (ROOT / "Makefile").read_text()
-    assert re.findall(r"pip install.*", makefile) == ["pip install --quiet -c constraints.txt"]
+    assert re.findall(r"\$\(BIN\).*(pip install.*)", makefile) == ["pip install --quiet -c constraints.txt"]
 
 
 def test_every_extra_has_the_packages_that_a_message_says_it_has():

@@ -11,8 +11,6 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import selattn
 
-torch.manual_seed(0)
-
 # %% [markdown]
 # ## A model
 #
