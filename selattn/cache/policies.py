@@ -75,7 +75,7 @@ class Policy:
         return self.name
 
     def compiled(self) -> tuple[str, float] | None:
-        """Its name in csrc/cache/policies.h and its parameter; None: it runs in Python, row by row."""
+        """Its name in csrc/cache/policies.h and its parameter, or None for a policy that runs in Python, row by row."""
         return None
 
 

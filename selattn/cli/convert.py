@@ -77,7 +77,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert with a bar, and show the table."""
+    """Convert, showing progress, and print the table of losses."""
     if args.resume and args.overwrite:
         raise SelattnError("--resume continues a run and --overwrite starts over: give one of them")
     if args.prune is None:

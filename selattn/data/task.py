@@ -26,7 +26,7 @@ IGNORE = -100  # a label that has no loss, as in transformers
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task is its settings; `dataset` makes samples of it."""
+    """A synthetic task and its settings; `dataset` draws samples."""
 
     name: ClassVar[str]
 

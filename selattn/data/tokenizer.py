@@ -151,7 +151,7 @@ class Tokenizer:
         return [self.bos_id, *encoding["input_ids"]], [name, *parts]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Put it beside a model's weights, for `read_tokenizer` and `AutoTokenizer.from_pretrained`."""
+        """Save it into a model's folder, for `read_tokenizer` and `AutoTokenizer.from_pretrained`."""
         self.hf.save_pretrained(folder)
 
 

@@ -82,7 +82,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure of each model: the arguments of `evaluate`, checked. A task's file is None for the hub."""
+    """The checked arguments of `evaluate`. A task's file is None for the hub."""
 
     texts: Mapping[str, Text]
     tasks: Mapping[str, Path | None]
@@ -97,7 +97,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure of a model, with the key of each part: all that its result depends on. Loads no weights."""
+    """The measurements of a model, each with a key of all that its result depends on. Loads no weights."""
 
     subject: Subject
     about: Evaluated  # without results
@@ -146,7 +146,7 @@ def evaluate(
         context: N; None for the context size of each model.
         batch: rows at a time.
         seed: of the tokens that are decoded, and of lm-eval.
-        record: file of the record; until it is written, finished parts lie beside it.
+        record: file of the record; until it is written, finished parts are stored next to it.
         progress: shows the progress; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """

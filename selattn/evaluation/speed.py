@@ -1,4 +1,4 @@
-"""Speed: of the attention backends beside PyTorch's flash attention, and of decoding with the bytes that a cache holds.
+"""Speed of the attention backends, relative to PyTorch's flash attention, and of decoding, with the cache's bytes.
 
 found = bench([512, 2048])
 [(row.n, row.backend, row.forward_ratio) for row in found.rows]
@@ -210,7 +210,7 @@ def measure(tensors: tuple[Tensor, ...], names: Sequence[str], repeats: int) -> 
 
 @dataclass(frozen=True)
 class Decoding:
-    """What a step and the cache cost when the context is nearly full."""
+    """Time of a step and bytes of the cache when the context is nearly full."""
 
     tokens_per_second: float  # of all sequences of the batch together, in the median step
     quartiles: tuple[float, float]  # the same for the slower and the faster quarter of the steps

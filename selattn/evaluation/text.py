@@ -108,7 +108,7 @@ def text_key(text: Text, rows: TextRows, count: int | None, skip: int | Searched
 
 
 def skip_name(skip: int | Searched) -> int | str:
-    """What is left out, for a record."""
+    """The rows that are left out, for a record."""
     return skip if isinstance(skip, int) else skip.folder
 
 

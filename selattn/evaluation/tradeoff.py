@@ -133,7 +133,7 @@ class SearchPath:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a curve is measured along: a search, budgets of one size, or one point for a model without budgets."""
+    """The points of a curve: a search, budgets of one size, or one point for a model without budgets."""
 
     name: str  # in the figure
     model: str  # as the user wrote it
@@ -169,7 +169,7 @@ class Line(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to measure, on which rows; loads no weights. A baseline is the first line."""
+    """The curves to measure and their rows; loads no weights. A baseline comes first."""
 
     context: int
     texts: dict[str, list[Batch]]
@@ -210,7 +210,7 @@ def measure_tradeoff(
         context: N; None for the context size of the first model.
         batch: rows at a time.
         seed: for the record.
-        record: file of the record; until it is written, finished points lie beside it.
+        record: file of the record; until it is written, finished points are stored next to it.
         progress: shows the progress; None shows nothing.
         team: the processes that share the work; None for those that torchrun has started.
     """

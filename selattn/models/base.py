@@ -1,4 +1,4 @@
-"""What transformers must know to load, save, place and checkpoint the models, and what they refuse."""
+"""The part of the models that transformers needs to load, save, place and checkpoint them, and their refusals."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         return self._parsed[1]
 
     def _positioned(self, x: Tensor, positions: Tensor, check: bool) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-        """Embeddings with learned positions in them, or else the rotary angles beside them."""
+        """Embeddings that include learned positions, or embeddings and the rotary angles."""
         if self.embed_positions is None:
             return self.dropout(x), rotary_angles(self.config, positions)
         if check:

@@ -1,4 +1,4 @@
-"""A separate selecting form, beside the heads of a model that was trained without selection."""
+"""A separate selecting form, added to a model that was trained without selection."""
 
 from __future__ import annotations
 

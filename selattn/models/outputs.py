@@ -1,4 +1,4 @@
-"""What the models return beside transformers' own outputs, and the memory term of the loss (the paper's equation 2).
+"""Outputs of the models that transformers' own lack, and the memory term of the loss (the paper's equation 2).
 
     epsilon * [sum over layers and sequences of max_i M_i] / (L * n)
 

@@ -39,7 +39,7 @@ EVICTION = ("cache_budgets", "cache_policy")  # the arguments of `forward` and `
 
 
 class PassOptions(TypedDict, total=False):
-    """What the `forward` of every model takes beside the arguments of transformers.
+    """Arguments of every model's `forward` that transformers' models lack.
 
     Attributes:
         output_f: return F of each layer (N x N each).
@@ -64,7 +64,7 @@ OPTIONS = tuple(PassOptions.__annotations__)
 
 @dataclass
 class Pass:
-    """What all layers of one forward pass share, and what they return beside their output.
+    """Shared by all layers of one forward pass, with the results that they return besides their output.
 
     No tuple: FSDP and the like rebuild tuples of arguments, and the layers' results would be lost.
 

@@ -1,4 +1,4 @@
-"""The zoo: small trained models beside the package, which `load("zoo:NAME")` reads.
+"""The zoo: small trained models in a checkout, which `load("zoo:NAME")` reads.
 
 The zoo is the folder that $SELATTN_ZOO names, else `zoo/` of the checkout that selattn runs from. A wheel has no zoo.
 Each model is a folder with safetensors in bf16, `config.json`, the record of its training, and its tokenizer if

@@ -1,4 +1,4 @@
-"""What a caller can get wrong, each found before any work is done and told in one line."""
+"""Checks of a call's arguments: each fails with one line, before any work is done."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def places(query: Tensor, **others: Tensor | None) -> None:
 
 
 def _told(value: Any) -> str:
-    """What somebody gave, in a few words."""
+    """The kind of an argument, for messages."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     kind = type(value)

@@ -33,7 +33,7 @@ class Kept(NamedTuple):
 
 
 class Ranking(Protocol):
-    """What backends need of an eviction policy. `selattn.Policy` says what each means."""
+    """The part of an eviction policy that backends need; `selattn.Policy` explains it."""
 
     @property
     def name(self) -> str: ...

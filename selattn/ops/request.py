@@ -15,7 +15,7 @@ from selattn.ops.rules import Rules
 
 
 class AuxRequest(NamedTuple):
-    """What to return with the output; `AuxOutput` says what each is."""
+    """The results to return with the output; `AuxOutput` explains each."""
 
     f: bool = False
     memory: bool = False
@@ -97,7 +97,7 @@ class Request(NamedTuple):
 
     @property
     def strength(self) -> Tensor | None:
-        """What multiplies S, 0-d; None is 1."""
+        """The factor of S, 0-d; None is 1."""
         return self.rules.strength_of(self.query)
 
     @property

@@ -1,4 +1,4 @@
-"""What the attention of a layer does: the one description, for the operator, the cache and the models alike.
+"""The settings of a layer's attention: one description for the operator, the cache and the models.
 
 `Rules` holds for every query. Among them are the sparse patterns of Child et al. (2019),
 "Generating Long Sequences with Sparse Transformers". Both factorise causal attention in two parts, A1 and A2 (their

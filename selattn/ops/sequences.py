@@ -208,7 +208,7 @@ def _check_once(ids: Tensor, start: Tensor) -> None:
 
 
 def _kind(x: Any) -> str:
-    """What somebody gave, in a few words."""
+    """The kind of an argument, for messages."""
     return f"{x.dtype} of shape {list(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
 
 

@@ -54,7 +54,7 @@ class Data:
     checksums: Mapping[str, str] = field(default_factory=dict)
 
     def save_reader(self, folder: Path) -> None:
-        """Put beside a model what it reads with: the tokenizer, and of a task a sample, too."""
+        """Save the tokenizer into a model's folder, and for a task a sample."""
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
         if self.task is not None:

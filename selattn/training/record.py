@@ -55,7 +55,7 @@ class TrainingLosses:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRecord:
-    """The record beside a trained model.
+    """The record in a trained model's folder.
 
     Attributes:
         run: the whole configuration, `RunConfig.to_dict`.

@@ -1,4 +1,4 @@
-"""What a backend is: attention, the eviction order, and a step of decoding; each done, or a reason why not."""
+"""The interface of a backend: attention, the eviction order and a decoding step, or a reason why not."""
 
 from __future__ import annotations
 

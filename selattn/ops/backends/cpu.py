@@ -89,7 +89,7 @@ class Cpu(Backend):
 
 
 class Form(NamedTuple):
-    """What selects in each fold, where none of its own heads does."""
+    """The selecting heads or form of each fold, where none of its own heads selects."""
 
     query: Tensor  # [B, P, N, Ds]
     key: Tensor  # [B, P, M, Ds]
@@ -143,7 +143,7 @@ def until_of(r: Request, folds: Folds) -> Tensor | None:
 
 
 def form_of(r: Request, folds: Folds) -> Form | None:
-    """What selects in the place of the folds' own heads."""
+    """The heads or form that select in place of the folds' own heads."""
     selection = r.rules.selection
     if selection is None or not folds.form:
         return None

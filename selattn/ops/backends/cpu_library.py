@@ -1,4 +1,4 @@
-"""What attention, the eviction order and the decode step share when they call the compiled library."""
+"""Calling the compiled library, for attention, the eviction order and the decoding step."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Server(ThreadingHTTPServer):
 
 
 def _line(error: BaseException) -> str:
-    """What went wrong and where, in one line."""
+    """The error and its place, in one line."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     what = " ".join(traceback.format_exception_only(error)[-1].split())
     return f"error in the explorer's server: {what} ({place.filename}, line {place.lineno})"

@@ -4,7 +4,7 @@ From a trace of one text (`selattn.trace(model, text)`, or the record that `Trac
     tokens        what one token sees: masked tokens are struck through in red, read ones lit in blue
     masking       F of each layer
     words         the last row's masking over the words of the text, layer by layer
-    attention     attention of each layer, of one model or of several beside each other
+    attention     attention of each layer, of one model or of several side by side
     kept          the tokens in the cache under budgets, layer by layer
 From means over many texts (`selattn.evaluation.traces.mean_f`): masking_mean, stability.
 From other records: tradeoff (`selattn eval --curve`), curves and scaling (training records), search (`selattn

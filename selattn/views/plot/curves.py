@@ -22,7 +22,7 @@ LINES: Any = ("-", "--", ":", "-.")  # of runs that differ in what a panel keeps
 
 
 class _Axis(NamedTuple):
-    """What a loss is drawn against."""
+    """The horizontal axis of a loss."""
 
     label: str
     value: str  # the name of a run's size, see `_sizes`

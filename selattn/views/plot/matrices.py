@@ -110,7 +110,7 @@ def _trained(mean: MeanF) -> str:
 
 @styled
 def kept(trace: Trace, run: int = 0, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """What is in the cache when row i attends, layer by layer; evicted tokens are white."""
+    """The tokens in the cache when row i attends, layer by layer; evicted tokens are white."""
     chosen = check_layers(layers, trace.layers)
     trace.evicted_at(run)  # which says what to do if there is none
     done = trace.runs[run]
@@ -132,7 +132,7 @@ def kept(trace: Trace, run: int = 0, layers: Sequence[int] | None = None, title:
 
 @styled
 def attention(*traces: Trace, layers: Sequence[int] | None = None, title: str | None = None) -> Figure:
-    """Attention of each layer, a mean over the heads; of several models beside each other.
+    """Attention of each layer, a mean over the heads; of several models side by side.
 
     Where layers are few, each model has a column, and each layer a row; else models stand below each other.
     """

@@ -42,7 +42,7 @@ DARKEST = 0.75  # the strongest blue or green still lets a letter be read
 def tokens(
     trace: Trace, layers: Sequence[int] | None = None, position: int | None = None, title: str | None = None
 ) -> Figure:
-    """What the token at a position sees, layer by layer (the paper's figure 1).
+    """The tokens that the token at a position sees, layer by layer (the paper's figure 1).
 
     A red line through a token: the share 1 - e^-F of its odds that masking takes away. Blue behind it: the attention
     that it gets, a mean over the heads; the bluest token gets the most.
