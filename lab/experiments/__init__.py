@@ -46,7 +46,7 @@ _ORDER = [
     "persisted", "selected-words", "attention-patterns", "gpt2", "vocabulary", "wikitext", "lm1b", "qk-norm",
     "learning-rate", "positions", "course", "course-learned", "course-long", "needle", "grouped-query", "masks",
     "epsilon", "memory-late", "fine-tuning", "after-pruning", "each-iteration", "shrinking", "texts", "texts-pair",
-    "texts-learned", "texts-long", "texts-large", "texts-late", "conversions", "conversions-lengths",
+    "texts-whole", "texts-learned", "texts-long", "texts-large", "texts-late", "conversions", "conversions-lengths",
     "conversions-causes",
 ]  # fmt: skip
 EXPERIMENTS: dict[str, Experiment] = {name: _ALL.pop(name) for name in _ORDER}

@@ -285,7 +285,7 @@ def _missing(policies: Policies) -> dict[str, str]:
     found = {Setting(kind, how="").row: "see the experiment 'texts'" for kind in KINDS if kind not in policies}
     for kind, name in ((kind, name) for kind, names in policies.items() for name in POLICIES if name not in names):
         no_f = name == "F" and kind in (STANDARD, ON_STANDARD)
-        found[Setting(kind, name, "").row] = "it has no F" if no_f else "the experiment 'texts' has it of other models"
+        found[Setting(kind, name, "").row] = "it has no F" if no_f else "see the experiment 'texts-pair'"
     return found
 
 
@@ -336,6 +336,7 @@ EXPERIMENTS = tuple(
     for name, grid, sentence in (
         ("texts-pair", _PAIR, "losses and recall on many texts, of standard and selective models under every policy"),
         ("texts", _TEXTS, "the same with the memory loss beside them"),
+        ("texts-whole", _WHOLE, "losses on many texts, of standard and selective models with everything kept"),
         ("texts-learned", replace(_WHOLE, positions="learned"), "losses on many texts with learned positions"),
         ("texts-long", replace(_WHOLE, longer=2), "losses on many texts after twice as many tokens"),
         ("texts-large", replace(_WHOLE, longer=2, d=6), "losses on many texts, of models of twice the size"),
