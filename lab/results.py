@@ -145,10 +145,10 @@ def _overview(read: Sequence[Reproduction]) -> str:
 
 def _other_texts(read: Sequence[Reproduction]) -> list[str]:
     """What travels: the questions of the largest table of texts, by where they hold, and the table."""
-    tables = [record for record in read if record.experiment in ("texts-pair", "texts")]
+    tables = [record for record in read if record.experiment in ("texts", "texts-pair", "texts-whole")]
     if not tables:
         return []
-    record = max(tables, key=lambda each: (len(each.seeds), len(each.models)))
+    record = max(tables, key=lambda each: (len(each.seeds), len(each.cells)))
     texts = record.settings["tokens"].keys() - {"search"}
     count = len(record.seeds)
     lines = [
