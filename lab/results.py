@@ -154,7 +154,7 @@ def _other_texts(read: Sequence[Reproduction]) -> list[str]:
     lines = [
         "## On other texts\n",
         f"Models that were trained on a mixture of texts, measured on {len(texts)} texts: held-out parts of what they "
-        f"were trained on, and two sources of which they saw nothing ({_runs(record.claims)}; {conditions(record)}). "
+        f"were trained on, and two sources of which they saw nothing ({conditions(record)}). "
         f"[details](results/{record.experiment}.md), "
         f"[record](../results/reproduce/{record.scale}/{record.experiment}.json)\n",
     ]
