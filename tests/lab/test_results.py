@@ -59,7 +59,7 @@ def test_every_record_has_a_row_for_its_claims():
     for record in all_records(ROOT / "results/reproduce"):
         where = record.earlier or f"results/reproduce/{record.scale}/{record.experiment}.json"
         evidence = f"[details](results/{record.experiment}.md), [record](../{where})"
-        rows = [line.split(" | ")[1] for line in page.splitlines() if evidence in line]
+        rows = [line.split(" | ")[1] for line in page.splitlines() if line.startswith("|") and evidence in line]
         counted = [int(match[1]) if (match := re.search(r"of (\d+) settings", row)) else 1 for row in rows]
         assert len(rows) <= sum(counted) <= len(record.claims)
         assert bool(rows) == bool(record.claims)
