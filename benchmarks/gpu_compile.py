@@ -39,7 +39,7 @@ from selattn.ops import AuxRequest, Request, Rules, Selection
 from selattn.ops.backends.triton import cache, configs, kernels, selfcheck
 from selattn.ops.backends.triton.attention import OPERATOR, backward, forward
 from selattn.ops.backends.triton.prepare import ALWAYS, instead
-from selattn.ops.order import Order, OrderCall, Stored
+from selattn.ops.eviction import Order, OrderCall, Stored
 from selattn.ops.request import Tokens
 from selattn.utils import records
 from selattn.utils.progress import Shown

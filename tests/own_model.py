@@ -1,4 +1,4 @@
-"""A language model that is written from `selattn.models.seam` alone: a torch module, and no class of ours but the
+"""A language model that is written from `selattn.models.protocols` alone: a torch module, and no class of ours but the
 description. Two layers of selective attention through the public operator; its cache is the list of the texts so far,
 which it reads again for every token.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from selattn import Budgets, Policy, Sequences, eviction_order, selective_attention
-from selattn.models.seam import Description, parse_kind
+from selattn.models.protocols import Description, parse_kind
 
 HEADS, WIDTH = 2, 16
 

@@ -1,5 +1,5 @@
 /* One step of decoding over the slots of a layer: the evicted token is overwritten, F is updated by one query, and all
- * heads attend. The same as selattn/ops/backends/plain.py. */
+ * heads attend. The same as selattn/ops/backends/plain_cache.py. */
 
 template <class T> INLINE void read_slot(const void *at, int64_t offset, int64_t n, int64_t dtype, T *buffer, const T *&row) {
     if (dtype == BFLOAT16)

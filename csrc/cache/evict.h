@@ -1,7 +1,7 @@
 /* The eviction order of a pruned cache, for many queries at once.
  *
  * For each row, in order: if `budget` earlier entries are kept, the one with the highest rank is evicted; then the row
- * attends to what is kept and to itself, which updates the scores and F. The same as selattn/ops/backends/plain.py, without
+ * attends to what is kept and to itself, which updates the scores and F. The same as selattn/ops/backends/plain_cache.py, without
  * its Python loop.
  */
 template <class T> struct Order { /* of one row of the batch */

@@ -25,7 +25,7 @@ from selattn.data.draws import Draw
 from selattn.errors import SelattnError
 from selattn.evaluation.tradeoff import nearest
 from selattn.models.loading import Loaded, load
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.pruning.folder import read_path
 
 _READS = 0.1  # nats a token: what a sentence must be worth before anybody speaks of reading it

@@ -47,7 +47,7 @@ from selattn.evaluation.losses import make_batches
 from selattn.evaluation.text import Text
 from selattn.evaluation.tradeoff import nearest, size_at
 from selattn.models.loading import Loaded, load
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.pruning import Procedure, Until, search_rows
 
 T = TypeVar("T")

@@ -1,5 +1,8 @@
 """The KV cache: budgets, the policies that choose which token is evicted, and the slots that hold what is kept."""
 
+from selattn.cache.attention import DRAFT as DRAFT
+from selattn.cache.attention import attend as attend
+from selattn.cache.attention import defer as defer
 from selattn.cache.budgets import Budgets as Budgets
 from selattn.cache.cache import SelectiveCache as SelectiveCache
 from selattn.cache.layer import SlotLayer as SlotLayer
@@ -19,8 +22,5 @@ from selattn.cache.policies import Window as Window
 from selattn.cache.policies import import_policy as import_policy
 from selattn.cache.policies import make_policy as make_policy
 from selattn.cache.policies import policy_name as policy_name
-from selattn.cache.queries import DRAFT as DRAFT
-from selattn.cache.queries import attend as attend
-from selattn.cache.queries import defer as defer
-from selattn.ops.order import NEVER as NEVER
-from selattn.ops.order import Kept as Kept
+from selattn.ops.eviction import NEVER as NEVER
+from selattn.ops.eviction import Kept as Kept

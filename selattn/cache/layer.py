@@ -25,7 +25,7 @@ from transformers.cache_utils import CacheLayerMixin
 from selattn.cache.policies import Policy
 from selattn.cache.pool import SPARE, Pool, growth
 from selattn.errors import SelattnError
-from selattn.ops.order import NEVER, Kept
+from selattn.ops.eviction import NEVER, Kept
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
 

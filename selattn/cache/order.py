@@ -18,7 +18,7 @@ from selattn.errors import SelattnError
 from selattn.ops import checks
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
-from selattn.ops.order import NEVER, Order, OrderRequest
+from selattn.ops.eviction import NEVER, Order, OrderRequest
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Pattern, PositionBias, Rules, compute_dtype
 from selattn.ops.selection import Selection

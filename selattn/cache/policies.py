@@ -23,7 +23,7 @@ from torch import Tensor
 
 from selattn.cache.budgets import LARGEST
 from selattn.errors import SelattnError, unknown
-from selattn.ops.order import Kept
+from selattn.ops.eviction import Kept
 
 PER_HEAD = "-per-head"  # behind a policy's name: each key-value head evicts on its own
 

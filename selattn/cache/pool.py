@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.errors import SelattnError
-from selattn.ops.order import masks_of_orders, smallest_f, stands_alone
+from selattn.ops.eviction import masks_of_orders, smallest_f, stands_alone
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
 

@@ -14,7 +14,7 @@ from selattn.errors import SelattnError
 if TYPE_CHECKING:
     from selattn.cache import Budgets
     from selattn.models.loading import Loaded
-    from selattn.models.seam import KVCache
+    from selattn.models.protocols import KVCache
 
 COLDEST = 1e-6
 

@@ -22,7 +22,7 @@ from selattn.evaluation.losses import Batch, count_tokens, log_perplexity, make_
 from selattn.evaluation.text import Text, TextRows
 from selattn.models.formats import change_config
 from selattn.models.loading import Loaded, load
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.pruning import Pruned, Until, prune
 from selattn.training import folder as run_folder
 from selattn.training import train

@@ -22,7 +22,7 @@ from selattn.evaluation.subjects import KVSize, Subject, check_context, kv_size
 from selattn.evaluation.tasks import TaskResult, find_tasks, make_scorer, run_task
 from selattn.evaluation.text import Data, Searched, Text, TextRows, named_texts, skip_name, text_key
 from selattn.models.loading import Loaded
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.models.summary import parameters_by_part
 from selattn.utils.distributed import Team
 from selattn.utils.files import digest

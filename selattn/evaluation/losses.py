@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.errors import NotFiniteError, SelattnError
 from selattn.models.outputs import next_tokens
-from selattn.models.seam import LanguageModel, LayeredModel
+from selattn.models.protocols import LanguageModel, LayeredModel
 from selattn.utils.distributed import Team
 
 

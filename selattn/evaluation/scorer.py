@@ -12,7 +12,7 @@ from torch import Tensor
 
 from selattn.cache import Budgets, Policy
 from selattn.errors import NotFiniteError
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 
 Request = tuple[Any, list[int], list[int]]  # lm-eval's key, the tokens before the choice, the choice's tokens
 

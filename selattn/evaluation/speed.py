@@ -21,7 +21,7 @@ from torch.nn import functional as nnf
 
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.errors import NotFiniteError, SelattnError
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.ops import AuxRequest, backends, selective_attention
 from selattn.utils import native
 from selattn.utils.memory import check_fits

@@ -24,9 +24,9 @@ import torch
 
 from selattn.cache import Budgets, Policy, import_policy, make_policy, policy_name
 from selattn.errors import SelattnError
+from selattn.models.forward import check_selects
 from selattn.models.loading import Loaded, load
-from selattn.models.passes import check_selects
-from selattn.models.seam import AttentionKind, Description, LanguageModel
+from selattn.models.protocols import AttentionKind, Description, LanguageModel
 from selattn.ops.rules import pattern_visible
 from selattn.utils.memory import check_fits
 

@@ -18,7 +18,7 @@ from typing import Any
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.data.files import read_objects
 from selattn.errors import SelattnError, advice, require
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.utils.files import cache_folder
 
 # Our name for a task -> where lm-eval has it. Its own names are the same.

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from selattn.cache import Budgets, Policy
     from selattn.evaluation.text import Text
     from selattn.models.loading import Loaded
-    from selattn.models.seam import LanguageModel, WatchedModel
+    from selattn.models.protocols import LanguageModel, WatchedModel
 
 Run: TypeAlias = "tuple[str | Policy, Budgets | int | Sequence[int]]"
 Model: TypeAlias = "str | Path | Loaded | LanguageModel"
@@ -331,7 +331,7 @@ def prepared(model: Model, text: str | Words) -> tuple[WatchedModel, str, Words]
 
 def watched(model: LanguageModel) -> WatchedModel:
     """The model, if pictures can be made of it; else it raises."""
-    from selattn.models.seam import WatchedModel
+    from selattn.models.protocols import WatchedModel
 
     if not isinstance(model, WatchedModel):
         raise SelattnError(f"no picture can be made of a {type(model).__name__}: it has no watch() and evictions()")

@@ -22,9 +22,9 @@ from selattn.errors import SelattnError
 from selattn.evaluation.losses import Batch, log_perplexity, make_batches
 from selattn.evaluation.subjects import check_context, kv_size
 from selattn.evaluation.text import Data, Searched, Text, named_texts, skip_name, text_key
+from selattn.models.forward import check_selects
 from selattn.models.loading import Loaded, load
-from selattn.models.passes import check_selects
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.utils.distributed import Team
 from selattn.utils.journal import Key, Parts, parts_of
 from selattn.utils.progress import Progress

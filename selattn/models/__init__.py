@@ -10,7 +10,7 @@ from selattn.models.loading import Loaded as Loaded
 from selattn.models.loading import load as load
 from selattn.models.outputs import SelectiveModelOutput as SelectiveModelOutput
 from selattn.models.outputs import SelectiveOutput as SelectiveOutput
-from selattn.models.seam import LanguageModel as LanguageModel
+from selattn.models.protocols import LanguageModel as LanguageModel
 from selattn.models.stock.families import register_configs
 from selattn.models.stock.make import evicting as evicting
 from selattn.models.stock.make import make_selective as make_selective

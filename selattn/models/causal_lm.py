@@ -16,6 +16,7 @@ from selattn.data.tokenizer import SelectiveTokenizer
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
 from selattn.models.decoder import SelectiveModel
+from selattn.models.forward import OPTIONS, Pass, PassOptions, PrunedGeneration
 from selattn.models.inputs import EMPTY, Told, check_given, refuse_unknown, sequences_of
 from selattn.models.outputs import (
     SelectiveModelOutput,
@@ -24,8 +25,7 @@ from selattn.models.outputs import (
     share_of_labels,
     with_memory_term,
 )
-from selattn.models.passes import OPTIONS, Pass, PassOptions, PrunedGeneration
-from selattn.models.seam import Description, LayerView
+from selattn.models.protocols import Description, LayerView
 from selattn.ops import AuxRequest, Sequences
 
 
@@ -137,7 +137,7 @@ class SelectiveForCausalLM(  # type: ignore[misc]  # transformers declares that 
         """The layers that run, and all layers."""
         return self.model.layer_counts()
 
-    # -- what evaluation, search and pictures need (`selattn.models.seam`) ---------------------------------------------
+    # -- what evaluation, search and pictures need (`selattn.models.protocols`) ------
 
     @property
     def description(self) -> Description:

@@ -11,8 +11,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from selattn.cache import Budgets, make_policy
 from selattn.errors import SelattnError, advice
+from selattn.models.protocols import AttentionKind, Description, end_tokens, layer_kinds
 from selattn.models.rope import read_rope, without_replaced
-from selattn.models.seam import AttentionKind, Description, end_tokens, layer_kinds
 from selattn.ops import Selection, backends
 
 _CHOICES = {
@@ -64,7 +64,7 @@ class SelectiveConfig(PreTrainedConfig):
         head_dim: size of a head.
         intermediate_size: hidden size of the MLP; None is floor(8 / 3 d_model) for SwiGLU and 4 d_model for GELU.
         max_position_embeddings: the context size; with learned positions no sequence can be longer.
-        attention: kind of attention of each layer, repeated over the layers. See `selattn.models.seam`.
+        attention: kind of attention of each layer, repeated over the layers. See `selattn.models.protocols`.
         positions: "learned" or "rotary".
         rope_theta: the base of the rotary frequencies, 10000 unless given.
         rope_parameters: their scaling, as in transformers (also under its older name, rope_scaling), of the type

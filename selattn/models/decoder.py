@@ -19,9 +19,9 @@ from selattn.errors import SelattnError
 from selattn.models.base import SelectivePreTrainedModel
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import NewForm, SelectingForm
+from selattn.models.forward import OPTIONS, Evicting, Pass, PassOptions, begin, evicted_rows
 from selattn.models.inputs import Told, check_given, refuse_unknown
 from selattn.models.outputs import SelectiveModelOutput, kept_fractions, kept_tokens
-from selattn.models.passes import OPTIONS, Evicting, Pass, PassOptions, begin, evicted_rows
 from selattn.models.rope import rotary_frequencies
 from selattn.ops import Attention, Backend, Rules
 from selattn.ops.request import Tokens
@@ -215,7 +215,7 @@ class SelectiveModel(Evicting, SelectivePreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Unpack[PassOptions],
     ) -> SelectiveModelOutput | tuple[Any, ...]:
-        """As in any decoder of transformers, with the options of `selattn.models.passes.PassOptions`.
+        """As in any decoder of transformers, with the options of `selattn.models.forward.PassOptions`.
 
         Args:
             attention_mask: [B, tokens so far]; with a cache also [B, N], which covers the new tokens only.

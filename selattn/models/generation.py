@@ -26,7 +26,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 from selattn.cache import DRAFT
 from selattn.errors import NotFiniteError, SelattnError
-from selattn.models.seam import KVCache, LanguageModel
+from selattn.models.protocols import KVCache, LanguageModel
 
 Choose = Callable[[Tensor], Tensor]  # from the logits [n, V] of n texts their next tokens [n]
 

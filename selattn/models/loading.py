@@ -28,7 +28,7 @@ from selattn.cache import Budgets
 from selattn.data.tokenizer import Tokenizer, has_tokenizer, read_tokenizer
 from selattn.errors import SelattnError
 from selattn.models.formats import CONFIG, FORMATS, GGUF, FolderFormat, Llama2cFormat, quiet, skeleton
-from selattn.models.seam import Description, LanguageModel
+from selattn.models.protocols import Description, LanguageModel
 from selattn.models.stock.families import FAMILIES
 from selattn.models.zoo import PREFIX, in_zoo, zoo_models
 from selattn.utils.files import digest, read_json
@@ -227,7 +227,7 @@ def load(
 def _given(model: LanguageModel, tokenizer: Tokenizer | PreTrainedTokenizerBase | None) -> Given:
     """A model that is there already; one line for any other object."""
     if not isinstance(model, LanguageModel):
-        raise SelattnError(f"a {type(model).__name__} is no model: see selattn.models.seam for what one must have")
+        raise SelattnError(f"a {type(model).__name__} is no model: see selattn.models.protocols for what one must have")
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         tokenizer = Tokenizer(tokenizer)
     name, folder = getattr(model, "name_or_path", ""), _NOWHERE  # transformers notes where it has read a model

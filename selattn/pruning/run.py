@@ -23,9 +23,9 @@ from selattn.errors import SelattnError
 from selattn.evaluation.losses import Batch, finite, log_perplexity, make_batches
 from selattn.evaluation.subjects import BUDGETS, check_context
 from selattn.evaluation.text import Searched, Text, TextRows
+from selattn.models.forward import check_selects
 from selattn.models.loading import Loaded, load
-from selattn.models.passes import check_selects
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.pruning.folder import PATH, SETTINGS, SearchSettings, append, begin, claimed, past_steps
 from selattn.pruning.search import STEP, Procedure, Step, Until, chosen, first_step, follow
 from selattn.pruning.trials import make_trials

@@ -25,7 +25,7 @@ from selattn.cache import Budgets, Policy
 from selattn.cache.budgets import SMALLEST
 from selattn.errors import SelattnError
 from selattn.evaluation.losses import Batch
-from selattn.models.seam import LanguageModel
+from selattn.models.protocols import LanguageModel
 from selattn.pruning.trials import AnyTrials, make_trials
 from selattn.utils.distributed import Team
 from selattn.utils.progress import Progress

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from selattn.cache import Budgets, Policy, import_policy
 from selattn.evaluation.losses import Batch, batch_loss, count_tokens, head_loss
-from selattn.models.seam import LanguageModel, LayeredModel
+from selattn.models.protocols import LanguageModel, LayeredModel
 from selattn.utils.distributed import Team
 from selattn.utils.memory import available_memory
 

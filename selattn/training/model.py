@@ -21,8 +21,8 @@ from selattn.data.tokenizer import Tokenizer
 from selattn.errors import SelattnError
 from selattn.models import SelectiveConfig, SelectiveForCausalLM
 from selattn.models.formats import read_whole
+from selattn.models.forward import check_selects
 from selattn.models.loading import load
-from selattn.models.passes import check_selects
 from selattn.training.config import ARCHITECTURE, RunConfig, TextData
 from selattn.training.datasets import Data, prepare
 from selattn.training.record import InForce

@@ -22,7 +22,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 from selattn.cache import SlotLayer, attend
 from selattn.cache.pool import Pool
 from selattn.ops.backends import dispatch
-from selattn.ops.order import StepRequest
+from selattn.ops.eviction import StepRequest
 from selattn.ops.request import Tokens
 from selattn.vllm.backend import KIND, Batch, Piece, SelectiveBackend, SelectiveSpec
 from selattn.vllm.plan import LayerPlan

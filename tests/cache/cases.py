@@ -18,13 +18,13 @@ from selattn import eviction_order, kept_positions
 from selattn.cache import POLICIES, Policy, SlotLayer, attend, make_policy
 from selattn.ops import Selection
 from selattn.ops.attention import attend_whole
-from selattn.ops.backends import plain
+from selattn.ops.backends import plain_cache
 from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
 from tests.cache.simulation import Run, simulate
 from tests.ops.cases import PATTERNS, rows, selections, sequences
 
-attend_module = importlib.import_module("selattn.cache.queries")
+attend_module = importlib.import_module("selattn.cache.attention")
 
 DEFAULT = Selection()
 
@@ -140,7 +140,7 @@ def assert_same_run(case, got, want, atol=1e-9):
 @contextmanager
 def in_strips(piece, strip):
     """A context in which a prompt is served in pieces, and its eviction order found in strips, of these sizes."""
-    with mock.patch.object(attend_module, "PIECE", piece), mock.patch.object(plain, "STRIP", strip):
+    with mock.patch.object(attend_module, "PIECE", piece), mock.patch.object(plain_cache, "STRIP", strip):
         yield
 
 

@@ -6,7 +6,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from selattn.cache import attend
-from selattn.cache.queries import decode
+from selattn.cache.attention import decode
 from selattn.ops import Fixed, Selection
 from tests.cache.cases import positions, some_case
 

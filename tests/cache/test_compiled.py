@@ -13,7 +13,7 @@ from selattn.cache import POLICIES, SlotLayer, Threshold, attend, evictions, mak
 from selattn.errors import SelattnError
 from selattn.ops import Selection, Sequences
 from selattn.ops.attention import attend_whole
-from selattn.ops.backends import cpu_cache, plain
+from selattn.ops.backends import cpu_cache, plain_cache
 from selattn.ops.request import NOTHING, Tokens
 from selattn.ops.rules import Rules
 from tests.cache.cases import Distances
@@ -130,7 +130,7 @@ def test_what_the_library_does_itself(rules, masks, policy):
     with mock.patch.object(cpu_cache, "step", wraps=cpu_cache.step) as step:
         attend(layer, tokens(0, 1, 1, masks=masks), rules)
     assert step.called
-    strips = mock.patch.object(plain, "order", side_effect=AssertionError("the order is made in Python"))
+    strips = mock.patch.object(plain_cache, "order", side_effect=AssertionError("the order is made in Python"))
     with strips, mock.patch.object(cpu_cache, "order", wraps=cpu_cache.order) as order:
         evictions(tokens(0, 1, 20, masks=masks), None, rules, 8, make_policy(policy))
     assert order.called
@@ -140,7 +140,7 @@ def test_what_the_library_does_itself(rules, masks, policy):
 def test_scores_are_kept_by_the_library(policy):
     """What an unchanged model evicts by takes no step in Python."""
     layer = SlotLayer(8, make_policy(policy))
-    with mock.patch.object(plain, "step", side_effect=AssertionError("the step is made in Python")):
+    with mock.patch.object(plain_cache, "step", side_effect=AssertionError("the step is made in Python")):
         for step in range(12):
             attend(layer, tokens(step, 2, 1), Rules(None))
 

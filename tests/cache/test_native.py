@@ -10,8 +10,8 @@ from selattn.cache import NEVER, POLICIES, make_policy
 from selattn.errors import SelattnError
 from selattn.ops import Selection
 from selattn.ops.backends import cpu_cache
-from selattn.ops.backends.plain import Strip, row_by_row
-from selattn.ops.order import Order, OrderCall
+from selattn.ops.backends.plain_cache import Strip, row_by_row
+from selattn.ops.eviction import Order, OrderCall
 from selattn.ops.rules import Rules
 from selattn.utils import native
 from tests.cache.cases import assert_same_run, some_case

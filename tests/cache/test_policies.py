@@ -10,7 +10,7 @@ from selattn.cache import POLICIES, Kept, Policy, SelectiveCache, attend, make_p
 from selattn.cache.policies import H2O, KeepAll, Selective, Threshold, Tova, Window, import_policy
 from selattn.errors import SelattnError
 from selattn.ops import Selection
-from selattn.ops.order import victim
+from selattn.ops.eviction import victim
 from tests.cache.cases import assert_same_run, cases, positions, some_case
 
 

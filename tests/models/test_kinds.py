@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selattn.errors import SelattnError
-from selattn.models.seam import layer_kinds, parse_kind
+from selattn.models.protocols import layer_kinds, parse_kind
 from selattn.ops import Fixed, Strided
 from tests.models.tiny import ALL_KINDS
 

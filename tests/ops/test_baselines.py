@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from selattn.errors import SelattnError
 from selattn.ops import Fixed, Sequences, Strided, causal_attention
-from selattn.ops.operator import Arguments
+from selattn.ops.autograd import Arguments
 from selattn.ops.rules import COMBINE, Rules
 from tests.ops.cases import BACKENDS, PATTERNS, examples, only, rows, sequences
 from tests.ops.literal import child_et_al, dot

@@ -8,7 +8,7 @@ from selattn.cache import Budgets, SlotLayer, attend
 from selattn.cache.policies import make_policy
 from selattn.errors import SelattnError
 from selattn.ops.backends import dispatch
-from selattn.ops.order import StepRequest
+from selattn.ops.eviction import StepRequest
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
 from selattn.vllm.plan import ALIGNMENT, LayerPlan, layer_plans

@@ -16,7 +16,7 @@ from selattn.cache import handed_over
 from selattn.errors import SelattnError
 from selattn.models.base import REENTRANT
 from selattn.models.form import FORM
-from selattn.models.passes import Pass
+from selattn.models.forward import Pass
 from selattn.ops.request import Tokens
 
 NAME = "selattn"  # of the attention function

@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.models.auto import modeling_auto
 
 from selattn.errors import SelattnError
-from selattn.models.seam import Description
+from selattn.models.protocols import Description
 
 SELECTIVE = "selective_"  # the prefix of the type of a selective model
 _DOC = "Made by `selattn.make_selective`."

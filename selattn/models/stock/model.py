@@ -15,6 +15,7 @@ from selattn.errors import SelattnError
 from selattn.models.base import Recomputing, check_loading
 from selattn.models.config import check_settings
 from selattn.models.form import NewForm, add_forms
+from selattn.models.forward import OPTIONS, Pass, PassOptions, PrunedGeneration, begin, evicted_rows
 from selattn.models.inputs import Told, one_of
 from selattn.models.outputs import (
     kept_fractions,
@@ -24,8 +25,7 @@ from selattn.models.outputs import (
     share_of_labels,
     with_memory_term,
 )
-from selattn.models.passes import OPTIONS, Pass, PassOptions, PrunedGeneration, begin, evicted_rows
-from selattn.models.seam import AttentionKind, Description, LayerView, end_tokens
+from selattn.models.protocols import AttentionKind, Description, LayerView, end_tokens
 from selattn.models.stock.attention import NAME, PASS
 from selattn.models.stock.families import check_config, family_of_config, layer_windows
 from selattn.ops import Rules, Selection
@@ -233,7 +233,7 @@ class StockSelective(StockBase):
         return_dict: bool | None = None,
         **kwargs: Unpack[PassOptions],
     ) -> Any:
-        """As in the stock model, with the options of `selattn.models.passes.PassOptions`.
+        """As in the stock model, with the options of `selattn.models.forward.PassOptions`.
 
         The output has `lm_loss`, `memory_loss`, `kept`, `f` and `evicted_at` beside the stock model's fields, where
         they are asked for. Nothing crosses a sequence's border, so the loss predicts nothing across it either.

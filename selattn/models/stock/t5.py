@@ -16,9 +16,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from selattn.cache import Budgets, Policy
 from selattn.errors import SelattnError
 from selattn.models.form import add_forms
+from selattn.models.forward import PassOptions
 from selattn.models.inputs import Told
 from selattn.models.outputs import share_of_labels
-from selattn.models.passes import PassOptions
 from selattn.models.stock.attention import NAME, PASS
 from selattn.models.stock.model import StockBase
 
@@ -75,7 +75,7 @@ class T5Selective(StockBase):
         return_dict: bool | None = None,
         **kwargs: Unpack[PassOptions],
     ) -> Any:
-        """As in the stock model, with the options of `selattn.models.passes.PassOptions`.
+        """As in the stock model, with the options of `selattn.models.forward.PassOptions`.
 
         The loss is the mean over the labels that are not -100; `decoder_attention_mask` alone tells the padding of the
         decoder, since T5's first token is its padding token.

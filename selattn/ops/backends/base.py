@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from selattn.ops.backends import plain
-from selattn.ops.order import Order, OrderRequest, StepRequest
+from selattn.ops.backends import plain_cache
+from selattn.ops.eviction import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 
 
@@ -45,7 +45,7 @@ class Backend:
 
     def order(self, request: OrderRequest) -> tuple[Order, Tensor | None]:
         """The order after the queries, and the scores after each of them, [n, B, P, M], if they are wanted."""
-        return plain.order(request)
+        return plain_cache.order(request)
 
     def step_refusal(self, request: StepRequest) -> str | None:
         """Why it cannot make this step."""
@@ -53,4 +53,4 @@ class Backend:
 
     def step(self, request: StepRequest) -> Tensor:
         """The output [B, H, 1, Dv] of the query; the slots are written to, but for their `length`."""
-        return plain.step(request)
+        return plain_cache.step(request)

@@ -26,6 +26,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from selattn.ops.autograd import Came, Operator, Saved
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.tile import (
     Tile,
@@ -40,7 +41,6 @@ from selattn.ops.backends.tile import (
     soft_capped,
     visible,
 )
-from selattn.ops.operator import Came, Operator, Saved
 from selattn.ops.request import Attention, Request
 from selattn.ops.rules import compute_dtype
 from selattn.ops.selection import (

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops.autograd import Came, Operator, Saved
 from selattn.ops.backends import cpu_cache
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.cpu_library import (
@@ -34,8 +35,7 @@ from selattn.ops.backends.cpu_library import (
     integers,
     rules_fields,
 )
-from selattn.ops.operator import Came, Operator, Saved
-from selattn.ops.order import Order, OrderRequest, StepRequest
+from selattn.ops.eviction import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 from selattn.ops.rules import compute_dtype
 from selattn.ops.sequences import living_share

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops.backends import plain
+from selattn.ops.autograd import Arguments, node
+from selattn.ops.backends import plain_cache
 from selattn.ops.backends.cpu_library import (
     DTYPES,
     POLICIES,
@@ -21,9 +22,8 @@ from selattn.ops.backends.cpu_library import (
     integers,
     rules_fields,
 )
-from selattn.ops.backends.plain import Strip
-from selattn.ops.operator import Arguments, node
-from selattn.ops.order import (
+from selattn.ops.backends.plain_cache import Strip
+from selattn.ops.eviction import (
     Order,
     OrderCall,
     OrderRequest,
@@ -61,7 +61,7 @@ def order(request: OrderRequest) -> tuple[Order, Tensor | None]:
     if _refusal(request.tokens, request.rules):
         if torch.compiler.is_exporting():
             raise SelattnError("budgets with a sparse pattern cannot be exported: leave them out")
-        return plain.order(request, order_of_strip)
+        return plain_cache.order(request, order_of_strip)
     call = order_call(request)
     # In a compiled graph it is one node; else it is called at once, which is quicker.
     until, f, score, scores = NODE(*ARGUMENTS.flatten(call)) if torch.compiler.is_compiling() else _from_keys(call)
@@ -112,7 +112,7 @@ NODE = node("eviction_order", ARGUMENTS, _from_keys, _shapes, results=4)
 def order_of_strip(
     policy: Ranking, budget: int, strip: Strip, before: Order, history: bool
 ) -> tuple[Order, Tensor | None]:
-    """The same for queries whose logits and S are given: what `plain.row_by_row` does."""
+    """The same for queries whose logits and S are given: what `plain_cache.row_by_row` does."""
     logits, selected = (None if x is None else x.detach().cpu().contiguous() for x in (strip.logits, strip.selected))
     fields = {
         "H": strip.heads[0],

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from selattn.errors import SelattnError
-from selattn.ops.order import COMPILED
+from selattn.ops.eviction import COMPILED
 from selattn.ops.rules import Rules, compute_dtype
 from selattn.ops.selection import Selection
 from selattn.utils import native

@@ -20,7 +20,7 @@ from selattn.ops.backends.chunked import Chunked
 from selattn.ops.backends.cpu import Cpu
 from selattn.ops.backends.reference import Reference, Sdpa
 from selattn.ops.backends.triton import Triton
-from selattn.ops.order import Order, OrderRequest, StepRequest
+from selattn.ops.eviction import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 
 AUTO = "auto"

@@ -11,7 +11,7 @@ from torch import Tensor
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.triton import cache, configs, selfcheck
 from selattn.ops.backends.triton.attention import OPERATOR
-from selattn.ops.order import Order, OrderRequest, StepRequest
+from selattn.ops.eviction import Order, OrderRequest, StepRequest
 from selattn.ops.request import Attention, Request
 
 __all__ = ["Triton"]

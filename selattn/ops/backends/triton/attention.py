@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from selattn.ops import sequences
+from selattn.ops.autograd import Came, Operator, Saved
 from selattn.ops.backends.triton.configs import Config, Tile
 from selattn.ops.backends.triton.prepare import (
     AttentionArguments,
@@ -20,7 +21,6 @@ from selattn.ops.backends.triton.prepare import (
     prepare,
     rows_of,
 )
-from selattn.ops.operator import Came, Operator, Saved
 from selattn.ops.request import Request
 
 CHUNK = 1024  # keys that a program looks at in one go when it lists the living

@@ -1,7 +1,7 @@
 """What a cache asks of the kernels: one step of decoding, and the eviction order of many queries.
 
 A graph of torch takes `StepCall` and `OrderCall`; the kernels take `StepArguments` and `OrderArguments`. Shapes as in
-`selattn.ops.order`, with one order.
+`selattn.ops.eviction`, with one order.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from selattn.ops.autograd import Arguments, in_graph, node
 from selattn.ops.backends.triton.configs import cannot_hold, choose
 from selattn.ops.backends.triton.prepare import (
     Matrix,
@@ -23,8 +24,7 @@ from selattn.ops.backends.triton.prepare import (
     rows_of,
     selecting_heads,
 )
-from selattn.ops.operator import Arguments, in_graph, node
-from selattn.ops.order import (
+from selattn.ops.eviction import (
     COMPILED,
     Order,
     OrderCall,
@@ -47,7 +47,7 @@ STRIP_BYTES = 64 << 20  # of logits that are held at once
 
 
 class StepArguments(NamedTuple):
-    """One step, as the kernel is given it. Shapes as in `selattn.ops.order`; a row is dense, with one order."""
+    """One step, as the kernel is given it. Shapes as in `selattn.ops.eviction`; a row is dense, with one order."""
 
     query: Rows
     key: Rows  # of the new token, like the three that follow

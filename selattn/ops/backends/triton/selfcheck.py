@@ -34,7 +34,7 @@ from selattn.errors import CannotWriteError
 from selattn.ops.backends.base import Backend
 from selattn.ops.backends.reference import Reference
 from selattn.ops.backends.triton import configs
-from selattn.ops.order import NEVER, Kept, Order, OrderRequest, StepRequest
+from selattn.ops.eviction import NEVER, Kept, Order, OrderRequest, StepRequest
 from selattn.ops.request import AuxRequest, Request, Tokens
 from selattn.ops.rules import Rules, compute_dtype
 from selattn.ops.selection import Selection

@@ -18,10 +18,10 @@ from torch import Tensor
 from selattn.cache.layer import Entries, Moment, SlotLayer
 from selattn.cache.order import in_force
 from selattn.errors import SelattnError
+from selattn.ops.autograd import in_transform
 from selattn.ops.backends import dispatch
 from selattn.ops.backends.base import Backend
-from selattn.ops.operator import in_transform
-from selattn.ops.order import NEVER, Order, OrderRequest, StepRequest
+from selattn.ops.eviction import NEVER, Order, OrderRequest, StepRequest
 from selattn.ops.request import NOTHING, Attention, AuxOutput, AuxRequest, Request, Tokens
 from selattn.ops.rules import Rules, position_bias, position_mask
 from selattn.ops.sequences import starts

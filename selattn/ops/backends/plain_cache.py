@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from selattn.ops.backends.tile import Tile, by_group, head_logits, products, selected, soft_capped, visible
-from selattn.ops.order import (
+from selattn.ops.eviction import (
     Kept,
     Order,
     OrderRequest,

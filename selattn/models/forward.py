@@ -31,7 +31,7 @@ from selattn.errors import SelattnError
 from selattn.models.inputs import Places, Told, next_places, over_tokens, refuse_several, several, whole_places
 from selattn.ops import Attention, AuxRequest, Backend, Sequences, checks
 from selattn.ops.attention import attend_whole
-from selattn.ops.operator import in_transform
+from selattn.ops.autograd import in_transform
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
 

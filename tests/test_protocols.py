@@ -14,7 +14,7 @@ from selattn.evaluation import log_perplexity, make_batches
 from selattn.evaluation.speed import measure_decoding
 from selattn.evaluation.subjects import Subject, kv_size
 from selattn.evaluation.text import Text
-from selattn.models import Engine, seam
+from selattn.models import Engine, protocols
 from selattn.models.generation import continued, sampler
 from selattn.models.loading import load
 from selattn.pruning import Procedure, Until, first_step, steps
@@ -26,7 +26,7 @@ from tests.own_model import Notebook, OwnModel
 from tests.pruning.cases import batches, literal, loss, model, rows
 
 LENGTHS, CONTEXT = (24, 17, 9), 24
-PROTOCOLS = (seam.LanguageModel, seam.LayeredModel, seam.WatchedModel)
+PROTOCOLS = (protocols.LanguageModel, protocols.LayeredModel, protocols.WatchedModel)
 
 
 def test_the_decoder_has_all_of_it_and_the_own_model_what_is_needed():
@@ -37,7 +37,7 @@ def test_the_decoder_has_all_of_it_and_the_own_model_what_is_needed():
 
 @pytest.mark.parametrize("cls", [tiny().new_cache().__class__, Notebook])
 def test_caches_have_what_the_engine_asks_for(cls):
-    wanted = {name for name, _ in inspect.getmembers(seam.KVCache) if not name.startswith("_")}
+    wanted = {name for name, _ in inspect.getmembers(protocols.KVCache) if not name.startswith("_")}
     assert wanted <= set(dir(cls))
 
 
@@ -210,7 +210,7 @@ def test_it_is_loaded_with_a_tokenizer(tokenizer):
     assert found.fingerprint == load(OwnModel(vocabulary=300)).fingerprint != load(OwnModel(300, seed=1)).fingerprint
     with pytest.raises(SelattnError, match="OwnModel has no tokenizer"):
         _ = load(own).tokenizer
-    with pytest.raises(SelattnError, match=r"a Linear is no model: see selattn\.models\.seam"):
+    with pytest.raises(SelattnError, match=r"a Linear is no model: see selattn\.models\.protocols"):
         load(torch.nn.Linear(1, 1))
     with pytest.raises(SelattnError, match="models of type Plain cannot be told apart"):
         _ = load(Plain(tiny())).fingerprint
