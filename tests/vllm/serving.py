@@ -76,6 +76,7 @@ def check(model, llm, prompts, count=16, ties=0, **limits):
             assert near_tie(model, prompt, wanted, found, **limits), (len(prompt), wanted, found)
             others += 1
     assert others <= ties
+    return others
 
 
 def random_prompts(lengths, vocabulary=61, seed=0):
