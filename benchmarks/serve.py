@@ -212,6 +212,46 @@ def measure(rival: str, args: argparse.Namespace, folder: Path) -> list[dict[str
         ]
 
 
+def profile(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Where a decode step of our decoder spends its time: seconds of a step, and shares of it."""
+    from torch.profiler import ProfilerActivity, record_function
+    from torch.profiler import profile as profiled
+
+    from selattn.ops.backends import cpu_cache
+
+    plain, inside = cpu_cache.call_library, "selattn: the compiled step"
+
+    def call(*given: Any, **named: Any) -> None:
+        with record_function(inside):
+            plain(*given, **named)
+
+    cpu_cache.call_library = call
+    count, length = max(args.requests), max(args.prompts)
+    run = with_vllm(OURS, args, folder)
+    prompts = torch.randint(3, MORE[args.shape][1], (count, length)).tolist()
+    run([prompt[:16] for prompt in prompts])
+    with torch.inference_mode(), profiled(activities=[ProfilerActivity.CPU]) as found:
+        timing = run(prompts)
+    begins = [e.time_range.start for e in found.events() if e.name == "selattn::serve_attention"]
+    steps = [seconds for seconds, _, reads in timing.steps if not reads]
+    per_step = SHAPES[args.shape]["num_hidden_layers"]
+    first = sorted(begins)[-len(steps) * per_step]  # the decode steps are the last ones
+    sums: dict[str, float] = {}
+    for event in found.events():
+        if event.time_range.start >= first:
+            sums[event.name] = sums.get(event.name, 0.0) + event.self_cpu_time_total / 1e6
+    total = sum(steps)
+    words = ("mm", "linear", "gemm", "onednn")
+    kinds = {"compiled step of attention": 0.0, "matrix products": 0.0, "other operators": 0.0}
+    for name, seconds in sums.items():
+        operator = name.startswith(("aten::", "_C::", "vllm::"))
+        kind = "matrix products" if operator and any(word in name for word in words) else "other operators"
+        kind = "compiled step of attention" if name == inside else kind
+        if operator or name == inside:
+            kinds[kind] += seconds / total
+    return {"milliseconds": 1e3 * total / len(steps), "steps": len(steps), "requests": count, **kinds}
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown."""
     head = ["prompt", "requests", "rival", "decode tokens/s", "of stock", "whole run", "first token p50", "p99"]
@@ -240,6 +280,7 @@ def main() -> None:
     parser.add_argument("--fit", type=int, default=4, help="longest texts that the stock model has memory for")
     parser.add_argument("--rivals", nargs="+", default=list(RIVALS), choices=RIVALS, metavar="RIVAL")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
+    parser.add_argument("--profile", action="store_true", help="where a decode step of ours spends its time, and end")
     parser.add_argument("--out", help="where the record goes (default: results/serve_SHAPE.json)")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a rival, in a process of its own
     args = parser.parse_args()
@@ -252,6 +293,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         save_models(args.shape, args.longest, folder)
+        if args.profile:
+            print(json.dumps(profile(args, folder), indent=1))
+            return
         for number, rival in enumerate(args.rivals):
             out = folder / f"{number}.json"
             command = [sys.executable, __file__, *sys.argv[1:], "--one", json.dumps([rival, name, str(out)])]
