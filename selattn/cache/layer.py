@@ -159,7 +159,7 @@ class SlotLayer(CacheLayerMixin):
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
-        """[B, G, kept, D] the keys of the kept tokens."""
+        """[B, G, kept, D] the keys of the kept tokens; a row with fewer of them than tokens seen ends in zeros."""
         return self._kept("keys")
 
     @property
@@ -178,9 +178,12 @@ class SlotLayer(CacheLayerMixin):
         if self.pool is None:
             return None
         x: Tensor = getattr(self.pool if self.entries is None else self.entries, name)
-        if self.entries is not None:
-            return x
-        return x[slice(None) if self.index is None else self.index][:, :, : self.filled]
+        if self.entries is None:
+            x = x[slice(None) if self.index is None else self.index][:, :, : self.filled]
+        # Padding is seen but not stored. transformers counts it, as in `get_seq_length`.
+        seen = int(self.seen.max())
+        width = seen if self.budget is None else min(seen, self.budget)
+        return nnf.pad(x, (0, 0, 0, max(0, width - x.shape[2])))
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the layer stores, but for a draft."""
