@@ -36,21 +36,14 @@ def what_you_get(results: Path) -> str:
     names = ("attention", "decode", "conversion", "convert_pretrained")
     records: dict[str, dict[str, Any]] = {name: read_record(results / f"{name}.json") for name in names}
     small = "[efficiency](results/reproduce/laptop/efficiency.json)"
-    rows = [_loss(efficiency, small)]
-    rows += [
-        _memory(
-            efficiency, "at the standard model's loss", "times less memory at the standard loss, all documents", small
-        ),
-        _memory(
-            efficiency,
-            "within 0.005 nats of a model's own loss",
-            "times less memory at the own loss, all documents",
-            small,
-        ),
+    rows = [
+        _loss(efficiency, small),
+        _memory(efficiency, "at the standard model's loss", "standard", small),
+        _memory(efficiency, "within 0.005 nats of a model's own loss", "own", small),
         _converted(records["conversion"]),
         _passkeys(records["convert_pretrained"]),
-        _operator(records["attention"], "nothing", "nothing is masked (worst case)"),
-        _operator(records["attention"], "random", "random inputs, most of which mask"),
+        _operator(records["attention"], "nothing", "fp32, nothing is masked (worst case)"),
+        _operator(records["attention"], "random", "fp32, random inputs, most of which mask"),
         _decoding(records["decode"]),
     ]
     machines = [read_record(results / "reproduce/laptop/efficiency.json"), *records.values()]
@@ -59,9 +52,11 @@ def what_you_get(results: Path) -> str:
         f"All of it was measured on machines with {' or '.join(map(str, cores))} CPU cores; times (lower is better) "
         "and speeds (higher is better) are relative to a rival in the same run. The first three rows are small "
         f"language models ({what_was_run(efficiency)}): the mean of {len(efficiency.seeds)} seeds (smallest to "
-        "largest) on held-out documents of the encyclopaedia that they were trained on. Memory counts tokens, with a "
-        "budget searched for each layer, and is read off the curve between two budgets. Other eviction policies with "
-        "searched budgets have not been measured on these models yet."
+        "largest) on held-out documents of the encyclopaedia that they were trained on. The seeds are too few to tell "
+        "whether the difference in loss is real, and the factor at the standard model's loss mostly says how good "
+        "each seed's standard model is. Memory counts tokens and is read off the curve between two budgets: for "
+        "selective attention with a budget searched for each layer, for H2O and Window+4 with the same budget in every "
+        "layer, because their searched budgets have not been measured on these models yet."
     )
     table = Table(("", "without selective attention", "with it", "record"), rows)
     return f"{textwrap.fill(caption, 118)}\n\n{table.grid()}"
@@ -75,8 +70,10 @@ def _loss(record: Reproduction, link: str) -> Row:
     return "Loss with everything kept, nats per token", standard, selective, link
 
 
-def _memory(record: Reproduction, where: str, row: str, link: str) -> Row:
-    return f"Times less KV memory {where}", "", ours(record.cell(row, "selective")), link
+def _memory(record: Reproduction, where: str, loss: str, link: str) -> Row:
+    row = f"times less memory at the {loss} loss, all documents"
+    rivals = ", ".join(f"{ours(record.cell(row, f'standard, {name}'))} {name}" for name in ("H2O", "Window+4"))
+    return f"Times less KV memory {where}", rivals, ours(record.cell(row, "selective")), link
 
 
 def _converted(record: dict[str, Any]) -> Row:
@@ -88,8 +85,8 @@ def _converted(record: dict[str, Any]) -> Row:
     control, converted = (f"{factor:.1f}" for factor in factors)
     seeds = record["summary"]["recipe"]["seeds"]
     return (
-        f"Times less KV memory at which fine-tuned {record['model']}, a tiny Llama, matches its loss before "
-        f"fine-tuning ({seeds} seeds)",
+        f"Times less KV memory at which a fine-tuned {record['model']}, a tiny Llama, is back at its original loss "
+        f"({seeds} seeds)",
         f"{control}, H2O",
         f"{converted}, converted by `selattn convert`",
         "[conversion](results/conversion.json)",
@@ -128,8 +125,8 @@ def _decoding(record: dict[str, Any], batch: int = 16, context: int = 2048) -> R
         "random weights",
         "1, stock Llama with the fastest cache of transformers",
         f"{times['no budgets']['median']:.2f} with everything kept, {times['16x budgets']['median']:.2f} with "
-        f"{row['memory_factor']:.0f} times less KV memory (the best of {len(record['rows'])} settings; the least is "
-        f"{slowest:.2f})",
+        f"{row['memory_factor']:.0f} times less KV memory; {slowest:.2f} in the slowest of {len(record['rows'])} "
+        "settings, this one is the fastest",
         "[decode](results/decode.json)",
     )
 

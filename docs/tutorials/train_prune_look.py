@@ -113,7 +113,7 @@ selattn.plot.words(trace)
 selattn.plot.masking(trace)
 
 # %% [markdown]
-# With 16 tokens in each layer, a token stays until its line ends.
+# With 16 tokens in each layer: each bar of the plot ends where its token is evicted.
 
 # %%
 selattn.plot.kept(trace)

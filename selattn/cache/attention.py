@@ -91,7 +91,7 @@ def decode(layer: SlotLayer, tokens: Tokens, rules: Rules, backend: str | Backen
 def defer(layer: SlotLayer, tokens: Tokens, rules: Rules, backend: str | Backend = "auto") -> None:
     """An empty layer takes whole sequences that have attended without it; evictions are computed when it is read.
 
-    A forward pass that has gradients costs nothing more for a cache that nobody reads.
+    A training forward pays nothing for a cache that is never read.
     """
     tokens, rules = _detached(tokens, rules)
     layer.deferred = partial(attend, tokens=tokens, rules=rules._replace(dropout_p=0.0), backend=backend)

@@ -24,7 +24,7 @@ class Batch:
     """Some rows [B, N]."""
 
     input_ids: Tensor
-    wanted: Tensor  # the token that each is to predict; -100 for none
+    wanted: Tensor  # the target of each token; -100 for none
     attention_mask: Tensor | None  # None without padding
     position_ids: Tensor | None  # restart at each document of a packed row; else None
     longest: int  # tokens of the longest sequence: a budget of as many or more evicts nothing

@@ -1,4 +1,4 @@
-"""The model that lm-eval asks for the likelihood of a choice: any language model, in its ordinary full forward."""
+"""The adapter through which lm-eval scores a model: any language model, in its ordinary full forward."""
 
 from __future__ import annotations
 

@@ -66,11 +66,11 @@ OPTIONS = tuple(PassOptions.__annotations__)
 class Pass:
     """Shared by all layers of one forward pass, with the results that they return besides their output.
 
-    No tuple: FSDP and the like rebuild tuples of arguments, and the layers' results would be lost.
+    A dataclass and no tuple: FSDP rebuilds tuples of arguments, which would lose `results`.
 
     Attributes:
         places: the sequences over all tokens, and the positions of the new ones.
-        cache: that the new tokens continue or fill; None without one.
+        cache: which the new tokens extend or fill; None without one.
         whole: the sequences begin here: attention needs no cache, though it may fill one.
         budgets: K_l of each layer without a cache, which has its own.
         policy: which token is evicted.
@@ -352,7 +352,7 @@ def begin(
     if cache is not None or use_cache:
         if (kept or evicted_at) and not whole:
             raise SelattnError(
-                "kept fractions, the memory term and evictions are told of whole sequences: leave the cache out"
+                "kept fractions, the memory term and evictions are available for whole sequences only: leave the cache out"
             )
         if model.recomputes():
             raise SelattnError("gradient checkpointing runs a layer twice, and would fill a cache twice: leave one out")

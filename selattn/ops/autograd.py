@@ -1,4 +1,4 @@
-"""A backend's forward and backward pass, differentiated: at once where Python runs, as a node where a graph is made.
+"""A backend made differentiable: an autograd.Function in eager mode, a registered operator where a graph is made.
 
 A backend's kernels compute from a `Request`, and an `Operator` makes them differentiable. A call of Python passes the
 request itself to an `autograd.Function`. A graph (torch.compile, torch.export) has nodes of tensors and plain numbers
@@ -27,7 +27,7 @@ DIFFERENTIABLE = ("output", "f", "memory", "final_f")  # of what comes back; all
 
 
 def in_graph(x: Tensor) -> bool:
-    """Whether a graph is being made of what happens to x, or x has no numbers: what runs then are registered nodes."""
+    """Whether a graph is being traced, or x is a fake or meta tensor: then registered operators run."""
     if torch.compiler.is_compiling() or _get_current_dispatch_mode() is not None:
         return True
     return x.is_meta or type(x) not in (Tensor, torch.nn.Parameter)
@@ -118,7 +118,7 @@ _TENSORS: dict[Any, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", float | 
 
 
 def _write_number(kind: Any, value: Any, to: list[float]) -> None:
-    """A number; before what may be None, or is several, stands how many they are."""
+    """A number; optional and multi-valued fields are prefixed with their length."""
     if kind in (int, float, bool):
         to.append(float(value))
     elif value is None:

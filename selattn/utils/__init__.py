@@ -1,1 +1,1 @@
-"""Used by every room: files, locks, records, tables, progress, and the loading of the compiled library."""
+"""Used by every package: files, locks, records, tables, progress, and the loading of the compiled library."""
