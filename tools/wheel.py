@@ -13,6 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
+BUILT = ("_native.so", "_native_missing.txt")  # of an installation in place
 TRY = """
 import sys, torch
 from pathlib import Path
@@ -55,7 +56,7 @@ def check(wheel, folder):
         archive.extractall(folder)
     held = {name for name in names if not name.startswith("selattn-") and not name.endswith("/")}
     files = {path.relative_to(ROOT) for path in (ROOT / "selattn").rglob("*") if path.is_file()}
-    wanted = {str(path) for path in files if "__pycache__" not in path.parts and path.suffix not in (".so", ".txt")}
+    wanted = {str(path) for path in files if "__pycache__" not in path.parts and path.name not in BUILT}
     if wrong := held ^ (wanted | {"selattn/_native.so"}):
         sys.exit(f"{wheel.name} holds too much, or too little: {', '.join(sorted(wrong))}")
     run(sys.executable, "-c", TRY, folder, cwd=folder, env=os.environ | {"PYTHONPATH": str(folder)})
