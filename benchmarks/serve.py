@@ -277,6 +277,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048])
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32, 128])
     parser.add_argument("--new", type=int, default=512, help="tokens that each request writes (default: 512)")
+    parser.add_argument("--longest", type=int, help="tokens that budgets and memory are for (default: prompt and new)")
     parser.add_argument("--fit", type=int, default=4, help="longest texts that the stock model has memory for")
     parser.add_argument("--rivals", nargs="+", default=list(RIVALS), choices=RIVALS, metavar="RIVAL")
     parser.add_argument("--eager", action="store_true", help="no torch.compile")
@@ -284,7 +285,7 @@ def main() -> None:
     parser.add_argument("--out", help="where the record goes (default: results/serve_SHAPE.json)")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # a rival, in a process of its own
     args = parser.parse_args()
-    args.longest = max(args.prompts) + args.new
+    args.longest = args.longest or max(args.prompts) + args.new
     if args.one:
         rival, folder, out = json.loads(args.one)
         Path(out).write_text(json.dumps(measure(rival, args, Path(folder))))

@@ -6,9 +6,12 @@ from torch.testing import assert_close
 
 from selattn.cache import SlotLayer, attend, evictions, make_policy
 from selattn.ops import Selection, Sequences
+from selattn.ops.backends import dispatch
 from selattn.ops.backends.triton import cache, configs
+from selattn.ops.eviction import StepRequest
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
+from selattn.vllm.plan import LayerPlan
 from tests.ops.triton.interpreted.small import SMALL
 
 
@@ -147,3 +150,27 @@ def test_budgets_of_all_sizes(budget):
     given, rules, policy = tokens("", 2, 1, 40), RULES["default"], make_policy("selective")
     got, want = (evictions(given, None, rules, budget, policy, name) for name in ("triton", "auto"))
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("policy", ["selective", "window+2"])
+def test_rows_in_the_memory_of_a_serving_engine(policy):
+    """States of several layers lie side by side in each block, and the blocks of a step in any order."""
+    plan = LayerPlan(4, 2, 5, RULES["default"], 6, make_policy(policy))
+    size, rows = plan.nbytes(torch.float32), torch.tensor([5, 1, 3])
+    memory = torch.randint(-128, 127, (7, 3 * size), dtype=torch.int8, generator=torch.Generator().manual_seed(2))
+    pools = [plan.pool(each[:, size : 2 * size], torch.float32) for each in (memory, memory.clone())]
+    before = memory.clone()
+    for pool in pools:
+        pool.clear(rows)
+    for step in range(9):
+        new = tokens("default", step, 3, 1)
+        new = new._replace(value=new.key)
+        length, used = torch.full((3,), step), min(6, step + 1)
+        requests = [StepRequest(new, plan.rules, x, rows, length, plan.policy, plan.budget, used) for x in pools]
+        got, want = dispatch.step(requests[0], "triton"), dispatch.step(requests[1], "cpu")
+        assert_close(got, want, atol=1e-5, rtol=1e-5)
+    for name, x in pools[1].tensors().items():
+        if name not in ("length", "seen") and x.numel():
+            assert_close(pools[0].tensors()[name][rows], x[rows], atol=1e-5, rtol=1e-5)
+    others = torch.tensor([0, 2, 4, 6])
+    assert torch.equal(memory[others], before[others])
