@@ -19,7 +19,6 @@ from selattn.errors import SelattnError
 from selattn.evaluation.subjects import check_budgets
 from selattn.models.config import SelectiveConfig
 from selattn.models.form import form_sizes
-from selattn.models.stock.families import SELECTIVE
 from selattn.models.stock.model import StockSettings, describe
 from selattn.ops.request import Tokens
 from selattn.ops.rules import Rules
@@ -142,8 +141,3 @@ def _form(config: Any) -> tuple[int, int] | None:
     if config.selection_source == "head":
         return None
     return len(config.selection.heads), config.head_dim
-
-
-def is_selective(config: Any) -> bool:
-    """Whether a config is of a model that was saved with selattn: of our decoder, or of a selective stock model."""
-    return isinstance(config, SelectiveConfig) or str(getattr(config, "model_type", "")).startswith(SELECTIVE)

@@ -1,6 +1,7 @@
-"""What vLLM learns of us when it starts: the names of our models, and what to ask before one of them is served.
+"""What vLLM learns of us when it starts: the names of our models, and what to ask before one of them is built.
 
-Nothing else of vLLM is touched, and models are imported when one of ours is asked for.
+Its own Llama and the like are asked one thing, whether settings of selattn stand beside them, which they would ignore.
+Models are imported when one of ours is asked for.
 """
 
 from __future__ import annotations

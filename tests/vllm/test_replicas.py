@@ -1,4 +1,4 @@
-"""vLLM's data parallelism: two replicas on one machine, and one of them killed under load."""
+"""Several replicas on one machine, and one of them killed under load."""
 
 import asyncio
 import os
@@ -8,60 +8,71 @@ import subprocess
 import openai
 import pytest
 
+from tests.vllm.serving import random_prompts
 from tests.vllm.test_server import NAME, Server
 
 pytestmark = pytest.mark.slow
 
-COUNT = 24
+COUNT, TOKENS = 24, 200
 
 
 def engines(server):
     """The processes of the engines, by the rank in their names."""
     found = subprocess.run(["ps", "-eo", "pid=,pgid=,args="], capture_output=True, text=True, check=True).stdout
     mine = [line.split(None, 2) for line in found.splitlines()]
-    return {
-        args.rsplit("DP", 1)[1]: int(pid)
-        for pid, group, args in mine
-        if int(group) == server.process.pid and "EngineCore_DP" in args
-    }
+    ours = [(pid, args) for pid, group, args in mine if int(group) == server.process.pid and "EngineCore_DP" in args]
+    return {args.rsplit("DP", 1)[1]: int(pid) for pid, args in ours}
 
 
-async def load(server, after=None):
-    """What becomes of many requests at once; `after` is done once they run."""
+async def load(servers, after=None):
+    """How each of many requests ends that come at once; `after` is done while they run."""
 
-    async def one(i):
+    async def one(client, prompt):
+        options = {"max_tokens": TOKENS, "temperature": 0, "extra_body": {"ignore_eos": True}}
         try:
-            found = await client.completions.create(
-                model=NAME, prompt=[5 + i] * 20, max_tokens=200, temperature=0, extra_body={"ignore_eos": True}
-            )
-            return found.choices[0].text
-        except openai.APIError as error:
-            return error
+            found = await client.completions.create(model=NAME, prompt=prompt, **options)
+            return found.choices[0].finish_reason
+        except openai.APIError:
+            return "error"
 
-    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=240) as client:
-        tasks = [asyncio.create_task(one(i)) for i in range(COUNT)]
-        if after is not None:
-            while server.metric("vllm:num_requests_running") < COUNT // 2:
-                await asyncio.sleep(0.1)
-            after()
-        return await asyncio.gather(*tasks)
+    options = {"api_key": "none", "max_retries": 0, "timeout": 300}
+    clients = [openai.AsyncOpenAI(base_url=f"{server.url}/v1", **options) for server in servers]
+    prompts = random_prompts([20] * COUNT, 3000)
+    tasks = [asyncio.create_task(one(clients[i % len(clients)], prompt)) for i, prompt in enumerate(prompts)]
+    if after is not None:
+        while not all(server.metric("vllm:num_requests_running") for server in servers):
+            await asyncio.sleep(0.1)
+        after()
+    return await asyncio.gather(*tasks)
 
 
-def test_a_replica_dies(tmp_path):
-    """Nobody waits for ever: texts of the other replica are whole and right, those of the dead one are errors.
-
-    vLLM then ends the whole server, which docs/serving.md says.
-    """
+def test_a_replica_of_one_server_dies(tmp_path):
+    """vLLM then ends the whole server: every request ends, and none that was cut short looks whole."""
     server = Server(tmp_path, "--data-parallel-size", "2")
     try:
         server.wait()
-        wanted = asyncio.run(load(server))
-        assert all(isinstance(text, str) for text in wanted)
-        victim = engines(server)["1"]
-        found = asyncio.run(load(server, lambda: os.kill(victim, signal.SIGKILL)))
-        right = [text == want for text, want in zip(found, wanted, strict=True) if isinstance(text, str)]
-        assert all(right)
-        assert 0 < len(right) < COUNT
+        assert asyncio.run(load([server])) == ["length"] * COUNT
+        found = asyncio.run(load([server], lambda: os.kill(engines(server)["1"], signal.SIGKILL)))
+        assert set(found) <= {"length", "abort", "error"}
+        assert found != ["length"] * COUNT
         assert server.process.wait(60) is not None
     finally:
         server.stop()
+
+
+def test_one_of_two_servers_dies(tmp_path):
+    """The other does not notice."""
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+    servers = [Server(folder) for folder in folders]
+    try:
+        for server in servers:
+            server.wait()
+        victim = servers[0].process.pid
+        found = asyncio.run(load(servers, lambda: os.killpg(victim, signal.SIGKILL)))
+        assert "error" in found[::2]
+        assert found[1::2] == ["length"] * (COUNT // 2)
+    finally:
+        for server in servers:
+            server.stop()
