@@ -282,10 +282,11 @@ def cells_of(seed: MeasuredSeed, policies: Policies, missing: dict[str, str]) ->
 
 def _missing(policies: Policies) -> dict[str, str]:
     """What a reader would look for and does not find, and why."""
+    elsewhere = "see the experiment 'texts'" if any(policies.values()) else "see the experiment 'texts-pair'"
     found = {Setting(kind, how="").row: "see the experiment 'texts'" for kind in KINDS if kind not in policies}
     for kind, name in ((kind, name) for kind, names in policies.items() for name in POLICIES if name not in names):
         no_f = name == "F" and kind in (STANDARD, ON_STANDARD)
-        found[Setting(kind, name, "").row] = "it has no F" if no_f else "see the experiment 'texts-pair'"
+        found[Setting(kind, name, "").row] = "it has no F" if no_f else elsewhere
     return found
 
 
@@ -327,15 +328,15 @@ class Grid:
 
 
 _ALL = tuple(POLICIES)
-_PAIR = Grid({STANDARD: _ALL[1:], SELECTIVE: _ALL})
-_TEXTS = Grid({**_PAIR.policies, MEMORY: _ALL})
+_PAIR = Grid({STANDARD: _ALL[1:], SELECTIVE: ("F", WINDOW)})
+_TEXTS = Grid({STANDARD: _ALL[1:], SELECTIVE: _ALL, MEMORY: _ALL})
 _LATE = Grid({ON_STANDARD: (), LATE: ("F", WINDOW)})
 _WHOLE = Grid({STANDARD: (), SELECTIVE: ()})
 EXPERIMENTS = tuple(
     Experiment(name, "open: other texts", sentence, grid.needs, grid.evaluate, conclude=conclude, by_seed=True)
     for name, grid, sentence in (
         ("texts-pair", _PAIR, "losses and recall on many texts, of standard and selective models under every policy"),
-        ("texts", _TEXTS, "the same with the memory loss beside them"),
+        ("texts", _TEXTS, "the same with every policy for every kind, and the memory loss"),
         ("texts-whole", _WHOLE, "losses on many texts, of standard and selective models with everything kept"),
         ("texts-learned", replace(_WHOLE, positions="learned"), "losses on many texts with learned positions"),
         ("texts-long", replace(_WHOLE, longer=2), "losses on many texts after twice as many tokens"),
