@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch reads it: the workers share the cores
 
@@ -11,6 +12,9 @@ import torch
 from hypothesis import settings
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores Ctrl-C, and so would its children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `make test` draws the same examples as long as the same modules are loaded (hypothesis takes constants from them);
 # `make test-all` looks further, and elsewhere each time.
