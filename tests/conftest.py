@@ -13,7 +13,7 @@ from hypothesis import settings
 
 torch.set_num_threads(1)
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job ignores Ctrl-C, and so would its children
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background job of a shell
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # `make test` draws the same examples as long as the same modules are loaded (hypothesis takes constants from them);

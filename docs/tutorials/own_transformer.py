@@ -139,9 +139,10 @@ for name in ("standard", "selective"):
 #
 # ## With budgets
 #
-# Masked tokens can be evicted to free memory. With a budget of K a layer evicts the most masked token whenever it would hold more
-# than K. `eviction_order` says at which row each token goes, and `visible_until` makes the operator compute what a
-# cache of this size would have given, for all rows at once. `window` evicts the oldest token instead, for comparison.
+# Masked tokens can be evicted to free memory. With a budget of K a layer evicts the most masked token whenever it
+# would hold more than K. `eviction_order` says at which row each token goes, and `visible_until` makes the operator
+# compute what a cache of this size would have given, for all rows at once. `window` evicts the oldest token instead,
+# for comparison.
 
 
 # %%

@@ -352,7 +352,7 @@ def begin(
     if cache is not None or use_cache:
         if (kept or evicted_at) and not whole:
             raise SelattnError(
-                "kept fractions, the memory term and evictions are available for whole sequences only: leave the cache out"
+                "kept fractions, the memory term and evictions are known of whole sequences only: leave the cache out"
             )
         if model.recomputes():
             raise SelattnError("gradient checkpointing runs a layer twice, and would fill a cache twice: leave one out")

@@ -122,7 +122,7 @@ def test_several_documents_and_a_cache_exclude_each_other():
 def test_the_memory_term_needs_whole_sequences():
     model, ids = tiny(memory_epsilon=0.1), token_ids(1, 6)
     cache = model(ids, use_cache=True).past_key_values
-    with pytest.raises(SelattnError, match="are available for whole sequences only"):
+    with pytest.raises(SelattnError, match="are known of whole sequences only"):
         model(ids, past_key_values=cache, output_kept=True)
     found = model(ids, past_key_values=cache, labels=ids)
     assert found.memory_loss is None
