@@ -149,7 +149,7 @@ def test_the_grid_at_the_smoke_scale(tmp_path, few_rows):
     assert cells["selective, F, 8 a layer, searched, less Window+4", text] == pytest.approx(
         ours[text] - window[text], abs=2e-5
     )
-    assert len(record["claims"]) == 28
+    assert len(record["claims"]) == 32
     late = json.loads((tmp_path / "out/smoke/texts-late.json").read_text())
     assert {"standard, trained on, kept", "selective, memory loss at the end, F, 8 in every layer"} <= {
         cell["row"] for cell in late["cells"]
