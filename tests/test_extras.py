@@ -28,9 +28,9 @@ sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_lay
 model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
 text = torch.arange(3, 23)[None]
 with selattn.evicting(model, budgets=8, policy="tova"):
-    assert model.generate(text, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 24)
+    assert model.generate(text, min_new_tokens=4, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 24)
 model = selattn.make_selective(model)
-assert model.generate(text, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 24)
+assert model.generate(text, min_new_tokens=4, max_new_tokens=4, do_sample=False, pad_token_id=0).shape == (1, 24)
 for name in set(selattn.__all__) - {"plot"}:
     getattr(selattn, name)
 """
